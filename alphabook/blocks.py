@@ -6,10 +6,10 @@
 __all__ = ['FORMATS', 'FLOAT_TYPES', 'CHUNK', 'MAGIC', 'TINIEST', 'LARGEST', 'QUANTIZERS', 'SET_SCALE', 'IntView', 'Format',
            'layout', 'planes', 'pack_planes', 'floats', 'q4_0', 'expand', 'minus_ones', 'q4_1', 'five_bits', 'q5_0',
            'q5_1', 'q8_0', 'format_of', 'blocks_of', 'pieces', 'decode_floats', 'decode', 'int_view', 'unpack_scales',
-           'pack_scales', 'q4_k', 'q5_k', 'q6_k', 'Acts', 'quantize_acts', 'quantizer', 'inverse', 'peak',
-           'symmetric_32', 'affine_32', 'blank', 'quantize_q4_0', 'quantize_q4_1', 'five_fields', 'quantize_q5_0',
-           'quantize_q5_1', 'quantize_q8_0', 'encode_floats', 'check_scales', 'quantize', 'set_scale', 'center',
-           'raw_blocks', 'unit_std', 'random_blocks']
+           'pack_scales', 'q4_k', 'q5_k', 'q6_k', 'two_bits', 'q2_k', 'q3_k', 'Acts', 'quantize_acts', 'quantizer',
+           'inverse', 'peak', 'symmetric_32', 'affine_32', 'blank', 'quantize_q4_0', 'quantize_q4_1', 'five_fields',
+           'quantize_q5_0', 'quantize_q5_1', 'quantize_q8_0', 'encode_floats', 'check_scales', 'quantize', 'set_scale',
+           'center', 'raw_blocks', 'unit_std', 'random_blocks']
 
 # %% ../nbs/02a_blocks.ipynb #c7c63835
 from dataclasses import dataclass
@@ -196,7 +196,7 @@ def decode(
     for s in pieces(flat.size, block): out[s] = expand(unpack(flat[s]))
     return out.reshape(*data.shape[:-1], b.shape[-1]*block)
 
-# %% ../nbs/02a_blocks.ipynb #ea3a2208
+# %% ../nbs/02a_blocks.ipynb #6644c95a
 def int_view(
     data: np.ndarray,              # uint8 (R, row_bytes)
     type: str,                     # a quantized type
@@ -204,7 +204,7 @@ def int_view(
     "Integers and scales of rows of bytes: `weight == d*sc*q - m*mn` exactly."
     b, unpack = blocks_of(data, type), format_of(type).unpack
     flat = b.reshape(-1)
-    v = unpack(flat[:0])
+    v = unpack(np.zeros(1, b.dtype))            # for the shapes
     out = [None if a is None else np.empty((flat.size, *a.shape[1:]), a.dtype) for a in v.arrays()]
     for s in pieces(flat.size, v.block):
         for whole, part in zip(out, unpack(flat[s]).arrays()):
@@ -256,6 +256,26 @@ def q6_k(b: np.ndarray) -> IntView:
     q |= planes(b['qh'].reshape(-1, 2, 32), 2).reshape(-1, 8, 32) << np.uint8(4)
     q = q.reshape(-1, 16, 16).view(np.int8) - np.int8(32)
     return IntView(q, b['scales'].astype(np.int16), None, floats(b['d']), None, 256)
+
+# %% ../nbs/02a_blocks.ipynb #6016d3e9
+def two_bits(b: np.ndarray) -> np.ndarray:
+    "The 2-bit planes `qs` of a superblock as groups of 16: (n, 16, 16)."
+    return planes(b['qs'].reshape(-1, 2, 32), 2).reshape(-1, 16, 16)
+
+@layout(q=(0, 3), sc=(0, 15), mn=(0, 15), scales=('u1', 16), qs=('u1', 64), d='<f2', m='<f2')
+def q2_k(b: np.ndarray) -> IntView:
+    "16 groups of 16 weights `d*sc*q - m*mn` with 2-bit q: 2.625 bits each."
+    sc, mn = (b['scales'] & 15).astype(np.int16), (b['scales'] >> 4).astype(np.int16)
+    return IntView(two_bits(b).view(np.int8), sc, mn, floats(b['d']), floats(b['m']), 256)
+
+# %% ../nbs/02a_blocks.ipynb #1dbd595a
+@layout(q=(-4, 3), sc=(-32, 31), hmask=('u1', 32), qs=('u1', 64), scales=('u1', 12), d='<f2')
+def q3_k(b: np.ndarray) -> IntView:
+    "16 groups of 16 weights `d*(sc - 32)*(q - 4)` with 3-bit q: 3.4375 bits each."
+    q = two_bits(b) | planes(b['hmask'], 1).reshape(-1, 16, 16) << np.uint8(2)
+    low, high = planes(b['scales'][:, :8], 4).reshape(-1, 16), planes(b['scales'][:, 8:], 2).reshape(-1, 16)
+    sc = (low | high << 4).astype(np.int16) - np.int16(32)
+    return IntView(q.view(np.int8) - np.int8(4), sc, None, floats(b['d']), None, 256)
 
 # %% ../nbs/02a_blocks.ipynb #86ac89a4
 MAGIC = np.float32(12582912.0)     # 1.5 * 2**23: adding it rounds to an integer, half to even
