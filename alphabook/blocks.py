@@ -68,14 +68,16 @@ def layout(
         return unpack
     return register
 
-# %% ../nbs/02a_blocks.ipynb #bcda9618
+# %% ../nbs/02a_blocks.ipynb #1042268d
 def planes(
     b: np.ndarray,                 # uint8 (..., n)
     bits: int,                     # 1, 2 or 4
 ) -> np.ndarray:                   # uint8 (..., 8//bits, n)
     "Split bytes into planes of `bits` bits, the low bits first."
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-    return (b[..., None, :] >> shifts) & np.uint8(2**bits - 1)
+    b = np.ascontiguousarray(b)
+    out = np.empty((*b.shape[:-1], 8 // bits, b.shape[-1]), np.uint8)
+    for i in range(8 // bits): out[..., i, :] = b >> np.uint8(bits*i) & np.uint8(2**bits - 1)
+    return out
 
 # %% ../nbs/02a_blocks.ipynb #01ed927c
 def pack_planes(
