@@ -99,14 +99,14 @@ def test_real_pip_no_network(cache, monkeypatch):
 
 
 @needs_pip
-def test_source_packages_are_not_built(cache, tmp_path, monkeypatch):
-    "pip would have to run setup.py; we never let it."
-    monkeypatch.setenv('PIP_NO_BUILD_ISOLATION', '1')
+def test_source_packages_are_not_built(cache, tmp_path):
+    "pip would have to run the package's own build backend; we never let it."
     for w in (cache.parent / 'shelf').iterdir():
         w.unlink()
     src = tmp_path / 'alphabook_tiny_part0-1.0'
     src.mkdir()
-    (src / 'setup.py').write_text(f'open({str(tmp_path / "ran")!r}, "w")')
+    (src / 'pyproject.toml').write_text('[build-system]\nrequires = []\nbuild-backend = "own"\nbackend-path = ["."]\n')
+    (src / 'own.py').write_text(f'open({str(tmp_path / "ran")!r}, "w")')
     (src / 'PKG-INFO').write_text('Metadata-Version: 2.1\nName: alphabook-tiny-part0\nVersion: 1.0\n')
     with tarfile.open(cache.parent / 'shelf' / 'alphabook_tiny_part0-1.0.tar.gz', 'w:gz') as t:
         t.add(src, src.name)
