@@ -5,10 +5,14 @@
 # %% auto #0
 __all__ = ['float_bits', 'bits_float', 'F', 'MAGIC', 'LOG2E', 'LN2_HI', 'LN2_LO', 'EXP_MAX', 'EXP_MIN', 'P6', 'P5', 'P4', 'P3',
            'P2', 'ZERO', 'ONE', 'INF', 'fma', 'exp', 'silu', 'gelu', 'fold', 'lane_dot', 'quantize_rows', 'quantize',
-           'product_256', 'product_32', 'product_float', 'Matrix', 'load_matrix', 'matmul', 'embed', 'rms_norm',
-           'gated', 'rope_angles', 'apply_rope', 'half_to_float', 'attention']
+           'dot_32', 'product_256', 'product_32', 'product_float', 'Matrix', 'load_matrix', 'matmul', 'embed',
+           'rms_norm', 'gated', 'rope_angles', 'apply_rope', 'half_to_float', 'attention']
 
-# %% ../nbs/09_cpu.ipynb #8c368438
+# %% ../nbs/09_cpu.ipynb #f83baf15
+import os
+
+os.environ.setdefault("NUMBA_THREADING_LAYER", "workqueue")   # read by numba when it starts: see below
+
 import numpy as np
 from llvmlite import ir
 from numba import njit, prange, types
@@ -129,7 +133,24 @@ def quantize(x, # float32 [W, K]
     quantize_rows(x, q, sums, d)
     return q, sums, d
 
-# %% ../nbs/09_cpu.ipynb #2e4ebf11
+# %% ../nbs/09_cpu.ipynb #243de09d
+@intrinsic
+def dot_32(typingctx, q, row, at, x, x_row, x_at):
+    "Σ q[row, at + i]·x[x_row, x_at + i] over 32 int8 weights and int16 activations, as LLVM vectors."
+    def codegen(context, builder, signature, args):
+        wide = ir.VectorType(ir.IntType(32), 32)
+        def load(i, bits):
+            array = context.make_array(signature.args[i])(context, builder, args[i])
+            p = cgutils.get_item_pointer(context, builder, signature.args[i], array, args[i + 1:i + 3])
+            v = builder.load(builder.bitcast(p, ir.VectorType(ir.IntType(bits), 32).as_pointer()))
+            v.align = 1
+            return builder.sext(v, wide)
+        total = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.IntType(32), [wide]),
+                                               "llvm.vector.reduce.add.v32i32")
+        return builder.call(total, [builder.mul(load(0, 8), load(3, 16))])
+    return types.int32(q, types.intp, types.intp, x, types.intp, types.intp), codegen
+
+# %% ../nbs/09_cpu.ipynb #778986f5
 @njit(parallel=True, **_jit)
 def product_256(qs, mn, d, m, has_min, xq, xs, xd, out):
     """Superblock types. qs int16 [R, nb·256] = sc·q, mn int16 [R, nb·16], d and m float32 [R, nb] (mn and m are read
@@ -161,10 +182,7 @@ def product_32(q, d, m, has_min, xq, xs, xd, out):
             for leaf in range(0, nb, 8):
                 t = ZERO
                 for b in range(leaf, min(leaf + 8, nb)):
-                    wq, x = q[r, b*32:b*32 + 32], xq[w, b*32:b*32 + 32]
-                    S = np.int32(0)
-                    for i in range(32): S = np.int32(S + np.int32(np.int32(wq[i])*np.int32(x[i])))
-                    t = fma(d[r, b], F(S), t)
+                    t = fma(d[r, b], F(dot_32(q, r, b*32, xq, w, b*32)), t)
                     if has_min: t = fma(m[r, b], F(np.int32(xs[w, 2*b] + xs[w, 2*b + 1])), t)
                 total = total + t*xd[w, leaf >> 3]
             out[w, r] = total
@@ -229,11 +247,11 @@ def embed(w: Matrix, # embedding table [n_vocab, n_embd]
     "Rows of an embedding table: the exact value of each weight, rounded once."
     return decode(np.ascontiguousarray(w.data[np.asarray(ids)]), w.type)
 
-# %% ../nbs/09_cpu.ipynb #a01b4ac6
-@njit(parallel=True, **_jit)
+# %% ../nbs/09_cpu.ipynb #3d198dc8
+@njit(**_jit)
 def _rms_norm(x, w, eps, out): # float32 [N, n], [n], float32, [N, n]
-    for r in prange(x.shape[0]):
-        s = np.empty(256, F)
+    s = np.empty(256, F)
+    for r in range(x.shape[0]):
         f = ONE/np.sqrt(lane_dot(x[r], x[r], s)/F(x.shape[1]) + eps)
         for i in range(x.shape[1]): out[r, i] = (x[r, i]*f)*w[i]
 
