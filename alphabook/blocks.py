@@ -6,10 +6,11 @@
 __all__ = ['FORMATS', 'FLOAT_TYPES', 'CHUNK', 'MAGIC', 'TINIEST', 'LARGEST', 'QUANTIZERS', 'SET_SCALE', 'IntView', 'Format',
            'layout', 'planes', 'pack_planes', 'floats', 'q4_0', 'expand', 'minus_ones', 'q4_1', 'five_bits', 'q5_0',
            'q5_1', 'q8_0', 'format_of', 'blocks_of', 'pieces', 'decode_floats', 'decode', 'int_view', 'unpack_scales',
-           'pack_scales', 'q4_k', 'q5_k', 'q6_k', 'two_bits', 'q2_k', 'q3_k', 'Acts', 'quantize_acts', 'quantizer',
-           'inverse', 'peak', 'symmetric_32', 'affine_32', 'blank', 'quantize_q4_0', 'quantize_q4_1', 'five_fields',
-           'quantize_q5_0', 'quantize_q5_1', 'quantize_q8_0', 'encode_floats', 'check_scales', 'quantize', 'set_scale',
-           'center', 'raw_blocks', 'unit_std', 'random_blocks']
+           'pack_scales', 'q4_k', 'q5_k', 'q6_k', 'two_bits', 'q2_k', 'q3_k', 'Acts', 'quantize_acts', 'int_bound',
+           'offset_bound', 'quantizer', 'inverse', 'peak', 'round_away', 'symmetric_32', 'affine_32', 'blank',
+           'quantize_q4_0', 'quantize_q4_1', 'five_fields', 'quantize_q5_0', 'quantize_q5_1', 'quantize_q8_0',
+           'encode_floats', 'check_scales', 'quantize', 'set_scale', 'center', 'raw_blocks', 'unit_std',
+           'random_blocks']
 
 # %% ../nbs/02a_blocks.ipynb #c7c63835
 from dataclasses import dataclass
@@ -142,13 +143,13 @@ def q8_0(b: np.ndarray) -> IntView:
     "32 weights `d*q`: 8.5 bits each."
     return IntView(b['qs'].reshape(-1, 1, 32), None, None, floats(b['d']), None, 32)
 
-# %% ../nbs/02a_blocks.ipynb #8bb032a7
+# %% ../nbs/02a_blocks.ipynb #bd399ad4
 def format_of(
     type: str,                     # ggml's name
 ) -> Format:
     "The format of a quantized type; a ValueError names the ones that can be read."
     if type not in FORMATS:
-        raise ValueError(f"type {type}: no reader for it; readable are {', '.join((*FLOAT_TYPES, *FORMATS))}")
+        raise ValueError(f"type {type}: not a quantized type that can be read; those are {', '.join(FORMATS)}")
     return FORMATS[type]
 
 # %% ../nbs/02a_blocks.ipynb #b9e620e4
@@ -314,6 +315,21 @@ def quantize_acts(
     d = np.where(live, A / np.float32(2032), np.float32(0))
     return Acts(q.reshape(*A.shape, 256), a, d, q.sum(-1, dtype=np.int32))
 
+# %% ../nbs/02a_blocks.ipynb #ec256b8d
+def int_bound(
+    type: str,                     # a quantized type
+) -> int:
+    "Largest possible |Σ sc·a·q·x| over a block, for |x| ≤ 127 and a ≤ 16: below 2³¹, or 2²⁴ for blocks of 32."
+    f = format_of(type)
+    return f.block * max(map(abs, f.q))*127 * max(map(abs, f.sc or (1,)))*16
+
+def offset_bound(
+    type: str,                     # a quantized type
+) -> int:
+    "Largest possible |Σ mn·a·bs| over a block, 0 for types without offsets."
+    f = format_of(type)
+    return f.block*127 * max(map(abs, f.mn or (0,)))*16
+
 # %% ../nbs/02a_blocks.ipynb #9860bc77
 QUANTIZERS: dict[str, Callable] = {}    # type -> function of float32 (n, block) that returns structs (n,)
 
@@ -322,7 +338,7 @@ def quantizer(f: Callable) -> Callable:
     QUANTIZERS[f.__name__.removeprefix('quantize_').upper()] = f
     return f
 
-# %% ../nbs/02a_blocks.ipynb #74e471e6
+# %% ../nbs/02a_blocks.ipynb #758aea6c
 def inverse(d: np.ndarray) -> np.ndarray:
     "1/d, and 0 where d is zero or too small to have an inverse."
     with np.errstate(divide='ignore', over='ignore'): i = np.float32(1) / d
@@ -331,6 +347,11 @@ def inverse(d: np.ndarray) -> np.ndarray:
 def peak(x: np.ndarray) -> np.ndarray:
     "The value of largest magnitude along the last axis, with its sign: (..., n) -> (..., 1)."
     return np.take_along_axis(x, np.abs(x).argmax(-1)[..., None], -1)
+
+def round_away(t: np.ndarray) -> np.ndarray:
+    "Round to integers, halves away from zero as C's `roundf` does; adding a half would round 0.49999997 up."
+    whole = np.trunc(t)
+    return whole + np.trunc(np.float32(2)*(t - whole))
 
 # %% ../nbs/02a_blocks.ipynb #5306aa8a
 def symmetric_32(x: np.ndarray, half: int) -> tuple:
@@ -365,7 +386,7 @@ def quantize_q4_1(x: np.ndarray) -> np.ndarray:
     d, m, q = affine_32(x, 15)
     return blank(len(x), 'Q4_1', d=d, m=m, qs=pack_planes(q.reshape(-1, 2, 16), 4))
 
-# %% ../nbs/02a_blocks.ipynb #b1b48965
+# %% ../nbs/02a_blocks.ipynb #8059f610
 def five_fields(q: np.ndarray) -> dict:
     "The fields of levels 0 … 31 of Q5_0 and Q5_1."
     return dict(qh=np.packbits(q >> 4, axis=-1, bitorder='little'), qs=pack_planes(q.reshape(-1, 2, 16) & 15, 4))
@@ -386,10 +407,7 @@ def quantize_q5_1(x: np.ndarray) -> np.ndarray:
 def quantize_q8_0(x: np.ndarray) -> np.ndarray:
     "The customary Q8_0: rounded half away from zero."
     d = np.abs(x).max(-1, keepdims=True) / np.float32(127)
-    t = x*inverse(d)
-    whole = np.trunc(t)
-    q = whole + np.trunc(np.float32(2)*(t - whole))
-    return blank(len(x), 'Q8_0', d=d[:, 0], qs=q.astype(np.int8))
+    return blank(len(x), 'Q8_0', d=d[:, 0], qs=round_away(x*inverse(d)).astype(np.int8))
 
 # %% ../nbs/02a_blocks.ipynb #a6e9ca26
 def encode_floats(x: np.ndarray, type: str) -> np.ndarray:
@@ -410,7 +428,7 @@ def check_scales(b: np.ndarray, type: str) -> None:
         if b[name].dtype.kind == 'f' and not np.isfinite(b[name]).all():
             raise ValueError(f'{type}: weights too large, a block\'s scale does not fit into float16')
 
-# %% ../nbs/02a_blocks.ipynb #fa08bba1
+# %% ../nbs/02a_blocks.ipynb #7fe192db
 def quantize(
     x: np.ndarray,                 # float32 (R, K), finite
     type: str,                     # a float type or one of QUANTIZERS
@@ -428,7 +446,7 @@ def quantize(
     with np.errstate(over='ignore'):
         for s in pieces(len(flat), f.block): b[s] = QUANTIZERS[type](flat[s])
     check_scales(b, type)
-    return b.view(np.uint8).reshape(*x.shape[:-1], -1)
+    return b.view(np.uint8).reshape(*x.shape[:-1], x.shape[-1]//f.block*f.dtype.itemsize)
 
 # %% ../nbs/02a_blocks.ipynb #400ae66c
 def set_scale(b: np.ndarray, d: np.ndarray, rng: np.random.Generator) -> None:
@@ -466,7 +484,7 @@ def unit_std(type: str) -> float:
     b = raw_blocks(type, np.ones(4096, np.float32), np.random.default_rng(0))
     return float(decode(b.view(np.uint8), type).std(dtype=np.float64))
 
-# %% ../nbs/02a_blocks.ipynb #5c2f1fbd
+# %% ../nbs/02a_blocks.ipynb #f40b50c6
 def random_blocks(
     type: str,                     # any type that can be decoded
     R: int,                        # rows
@@ -479,4 +497,4 @@ def random_blocks(
     block = format_of(type).block
     if K % block: raise ValueError(f'{type}: {K} weights are not a multiple of {block}')
     d = rng.uniform(.8, 1.2, R*(K//block)).astype(np.float32)*np.float32(sigma/unit_std(type))
-    return raw_blocks(type, d, rng).view(np.uint8).reshape(R, -1)
+    return raw_blocks(type, d, rng).view(np.uint8).reshape(R, K//block*TYPE[type].size)
