@@ -265,7 +265,7 @@ class Tensor:
         "uint8 (n_rows, row_bytes), read-only: a view of the mapped file."
         return self.file.view(self.offset, self.nbytes).reshape(-1, self.type.nbytes(self.shape[-1]))
 
-# %% ../nbs/01_modelfile.ipynb #948443fa
+# %% ../nbs/01_modelfile.ipynb #b0e3dd52
 def read_tensor(
     cur: Cursor,
     i: int,          # which entry of the table
@@ -278,7 +278,8 @@ def read_tensor(
     if not 1 <= n_dims <= 4: cur.fail(what, f'has {n_dims:,} dimensions; 1 to 4 would be right')
     ne = [cur.u64(f'{what}, dimension {d}') for d in range(n_dims)]
     if not 0 < math.prod(ne) < 1 << 62: cur.fail(what, f'has the impossible dimensions {ne}; 1 or more would be right')
-    try: type = type_by_id(cur.u32(f'{what}, type'))
+    id = cur.u32(f'{what}, type')
+    try: type = type_by_id(id)
     except ValueError as e: cur.fail(what, e)
     if ne[0] % type.block: cur.fail(what, f'has rows of {ne[0]:,}; {type.name} needs a multiple of {type.block}')
     return Tensor(name, tuple(ne[::-1]), type, cur.u64(f'{what}, offset'), file)
@@ -288,7 +289,7 @@ def padded(n: int, alignment: int) -> int:
     "`n`, rounded up to a multiple of `alignment`."
     return -(-n // alignment) * alignment
 
-# %% ../nbs/01_modelfile.ipynb #43543d76
+# %% ../nbs/01_modelfile.ipynb #9dcab74f
 def place_tensors(
     tensors: Iterable[Tensor],  # with offsets from the start of the data; changed to offsets in the file
     start: int,                 # where the data begins
@@ -303,7 +304,9 @@ def place_tensors(
         t.offset += start
         if t.offset < end: cur.fail(what, f'lies over tensor {last.name[:80]!r}; they must not share bytes')
         last, end = t, t.offset + t.nbytes
-        if end > cur.end: cur.at(min(t.offset, cur.end)).need(t.nbytes, what)
+        if end > cur.end:
+            left = max(cur.end - t.offset, 0)
+            cur.fail(what, f'needs {t.nbytes:,} bytes at offset {t.offset:,}, but {left:,} are left; a cut file?')
     return end
 
 # %% ../nbs/01_modelfile.ipynb #7d78abfc
@@ -487,7 +490,7 @@ class ModelFile:
     def __exit__(self, *_): self.close()
     def __repr__(self): return f'ModelFile({str(self.path)!r}, {len(self.meta)} keys, {len(self.tensors)} tensors)'
 
-# %% ../nbs/01_modelfile.ipynb #2dd17806
+# %% ../nbs/01_modelfile.ipynb #c331cf4e
 def infer_kind(value) -> str:
     "The kind that a Python or numpy value is written as: smallest of the common ones that holds it."
     if isinstance(value, np.ndarray) and value.ndim == 1: return value.dtype.name + '[]'
@@ -496,7 +499,7 @@ def infer_kind(value) -> str:
     if isinstance(value, int): return _fitting('uint32 int32 uint64 int64', [value])
     if isinstance(value, float): return 'float32'
     if isinstance(value, str): return 'string'
-    if not isinstance(value, list) or not value: raise ValueError(f'no kind fits {_short(value)}; name it: (kind, value)')
+    if not isinstance(value, list) or not value: raise ValueError(f'no kind fits {_short(value)}; say (kind, value)')
     types = set(map(type, value))
     if types == {int}: return _fitting('int32 uint32 int64 uint64', value) + '[]'
     kinds = {'string'} if types == {str} else set(map(infer_kind, value))
@@ -541,10 +544,10 @@ def pack_value(kind: str, value) -> bytes:
     body = pack_numbers(item, value) if item in SCALARS else b''.join([pack_value(item, v) for v in value])
     return _U32.pack(_kind_id(item)) + _U64.pack(len(value)) + body
 
-# %% ../nbs/01_modelfile.ipynb #1a9ee8a3
+# %% ../nbs/01_modelfile.ipynb #a54952e3
 def _kind_id(kind):
     "The number of a kind; all arrays have the same."
-    if kind not in KINDS and not kind.endswith('[]'): raise ValueError(f'unknown kind {kind!r}; {KINDS} or …[] would be right')
+    if kind.replace('[]', '') not in KINDS: raise ValueError(f'unknown kind {kind!r}; known: {", ".join(KINDS)}, …[]')
     return KINDS.index('array' if kind.endswith('[]') else kind)
 
 # %% ../nbs/01_modelfile.ipynb #45984938
@@ -599,7 +602,7 @@ def pack_tensor(name: str, shape: tuple, kind: str, offset: int) -> tuple[bytes,
     entry = pack_string(name) + struct.pack(f'<I{len(shape)}QIQ', len(shape), *shape[::-1], t.id, offset)
     return entry, t.nbytes(math.prod(shape))
 
-# %% ../nbs/01_modelfile.ipynb #cff07daf
+# %% ../nbs/01_modelfile.ipynb #2d0d8e0a
 def write_gguf(
     path: str | os.PathLike,        # appears complete or not at all
     meta: Mapping,                  # key → value, or (kind, value)
@@ -610,7 +613,7 @@ def write_gguf(
     meta, table, plan, offset = dict(meta), {}, [], 0
     given = meta.get('general.alignment', 32)
     alignment = alignment or (given[1] if isinstance(given, tuple) else given)
-    if alignment not in ALIGNMENTS: raise ValueError(f'alignment {alignment}: powers of two from 8 to 2^24 would be right')
+    if alignment not in ALIGNMENTS: raise ValueError(f'alignment {alignment}; a power of two from 8 to 2^24 would do')
     if alignment != 32 or 'general.alignment' in meta: meta['general.alignment'] = ('uint32', alignment)
     for name, shape, kind, data in tensors:
         if name in table: raise ValueError(f'tensor {name!r}: given twice')
