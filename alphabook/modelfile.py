@@ -24,6 +24,9 @@ import numpy as np
 class GGUFError(ValueError):
     "No readable GGUF model; the message is one line, `<path>: <field or tensor>: what is wrong; what would be right`."
 
+# %% ../nbs/01_modelfile.ipynb #05d40b62
+_U32, _U64 = struct.Struct('<I'), struct.Struct('<Q')
+
 # %% ../nbs/01_modelfile.ipynb #84bc2f18
 class Cursor:
     "A place in `buf`, the bytes of the file `path`; reads little-endian fields, each known to be there first."
@@ -57,9 +60,6 @@ class Cursor:
         "A new cursor at another place of the same bytes."
         try: return Cursor(self.buf, self.path, pos)
         except ValueError: raise ValueError(f'{self.path}: the model file is closed') from None
-
-# %% ../nbs/01_modelfile.ipynb #05d40b62
-_U32, _U64 = struct.Struct('<I'), struct.Struct('<Q')
 
 # %% ../nbs/01_modelfile.ipynb #9d99d8d4
 KINDS = tuple('uint8 int8 uint16 int16 uint32 int32 float32 bool string array uint64 int64 float64'.split())
@@ -217,9 +217,9 @@ TYPES = {id: GGMLType(id, *rest) for id, *rest in (
     (23, 'IQ4_XS', 256, 136))}
 TYPE = {t.name: t for t in TYPES.values()}
 
-# %% ../nbs/01_modelfile.ipynb #4c570814
+# %% ../nbs/01_modelfile.ipynb #f1ec978e
 REMOVED = {4: 'Q4_2', 5: 'Q4_3', 31: 'Q4_0_4_4', 32: 'Q4_0_4_8', 33: 'Q4_0_8_8',
-           36: 'IQ4_NL_4_4', 37: 'IQ4_NL_4_8', 38: 'IQ4_NL_8_8'}
+           36: 'IQ4_NL_4_4 (or I2_S, in BitNet files)', 37: 'IQ4_NL_4_8', 38: 'IQ4_NL_8_8'}
 IK_TYPES = {
     **dict(enumerate('Q8_0_X4 Q8_1_X4 Q8_2_X4'.split(), 97)),
     **dict(enumerate('Q6_0 IQ1_BN IQ2_BN Q8_K64 IQ2_K IQ3_K IQ4_K IQ5_K IQ6_K IQ2_TN IQ1_TN IQ4_KS IQ2_KS IQ4_KSS '
@@ -583,10 +583,11 @@ def _sync_folder(path):
     try: os.fsync(fd)
     finally: os.close(fd)
 
-# %% ../nbs/01_modelfile.ipynb #46e2455b
+# %% ../nbs/01_modelfile.ipynb #efc58c54
 def pack_key(key: str, value) -> bytes:
     "A key, the number of its value's kind, the value."
     try:
+        if not key: raise ValueError('is empty; a name would be right')
         kind, value = value if isinstance(value, tuple) else (infer_kind(value), value)
         return pack_string(key) + _U32.pack(_kind_id(kind)) + pack_value(kind, value)
     except (ValueError, TypeError, AttributeError) as e: raise ValueError(f'metadata key {key!r}: {e}') from None
@@ -602,7 +603,7 @@ def pack_tensor(name: str, shape: tuple, kind: str, offset: int) -> tuple[bytes,
     entry = pack_string(name) + struct.pack(f'<I{len(shape)}QIQ', len(shape), *shape[::-1], t.id, offset)
     return entry, t.nbytes(math.prod(shape))
 
-# %% ../nbs/01_modelfile.ipynb #2d0d8e0a
+# %% ../nbs/01_modelfile.ipynb #e7b9d3ba
 def write_gguf(
     path: str | os.PathLike,        # appears complete or not at all
     meta: Mapping,                  # key → value, or (kind, value)
@@ -611,15 +612,16 @@ def write_gguf(
 ):
     "Write a GGUF v3 file, one tensor's data at a time. `ValueError` names the key or tensor that can't be written."
     meta, table, plan, offset = dict(meta), {}, [], 0
-    given = meta.get('general.alignment', 32)
-    alignment = alignment or (given[1] if isinstance(given, tuple) else given)
+    key = 'general.alignment'
+    if alignment is None: alignment = meta[key][1] if isinstance(meta.get(key), tuple) else meta.get(key, 32)
     if alignment not in ALIGNMENTS: raise ValueError(f'alignment {alignment}; a power of two from 8 to 2^24 would do')
-    if alignment != 32 or 'general.alignment' in meta: meta['general.alignment'] = ('uint32', alignment)
+    if (alignment := int(alignment)) != 32 or key in meta: meta[key] = 'uint32', alignment
     for name, shape, kind, data in tensors:
         if name in table: raise ValueError(f'tensor {name!r}: given twice')
         table[name], n = pack_tensor(name, shape, kind, offset)
         plan.append((name, n, data))
         offset += padded(n, alignment)
+    if max(len(table), len(meta)) > MAX_COUNT: raise ValueError(f'{path}: over {MAX_COUNT:,} tensors or keys')
     head = b''.join([b'GGUF', struct.pack('<IQQ', 3, len(table), len(meta)),
                      *[pack_key(*item) for item in meta.items()], *table.values()])
     with atomic_file(path) as f:
