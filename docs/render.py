@@ -89,7 +89,8 @@ class Page:
                 self.in_heading = True; title = self.md.renderer.render([heading[1]], self.md.options, {}); self.in_heading = False
                 level, id = int(heading[0].tag[1]), self.new_id(heading[1].content)
                 self.section(level, plain(title), id)
-                out.append(f'<h{level} id="{id}">{title}<a class="anchor" href="#{id}" aria-label="Link to this section">#</a></h{level}>')
+                anchor = f'<a class="anchor" href="#{id}" aria-label="Link to this section">#</a>' if level > 1 else ""
+                out.append(f'<h{level} id="{id}">{title}{anchor}</h{level}>')
             markup = self.md.renderer.render(body, self.md.options, {})
             self.note(plain(re.sub(r"<math.*?</math>", "", markup, flags=re.S)))
             out.append(markup)
@@ -164,12 +165,13 @@ class Page:
         self.section(2, title, id)
         out, rest = [f'<h2 id="{id}">{title}</h2><p class="import"><code>from alphabook.{chapter.module} import …</code></p>'], []
         for name in names:
-            obj = getattr(module, name)
-            if inspect.isclass(obj) or inspect.isfunction(getattr(obj, "py_func", obj)): out.append(self.entry(name, getattr(obj, "py_func", obj)))
+            obj = getattr(getattr(module, name), "py_func", getattr(module, name))    # py_func: what numba compiled
+            ours = (inspect.isclass(obj) or inspect.isfunction(obj)) and obj.__module__ == module.__name__
+            if ours: out.append(self.entry(name, obj))
             else: rest.append(name)
         if rest:
             self.note(" ".join(rest))
-            out.append("<p>Values: " + ", ".join(f'<code id="api-{n}">{n}</code>' for n in rest) + ".</p>")
+            out.append("<p>Values and other names: " + ", ".join(f'<code id="api-{n}">{n}</code>' for n in rest) + ".</p>")
             self.ids.update(f"api-{n}" for n in rest)
         return '<section class="api">' + "\n".join(out) + "</section>"
 

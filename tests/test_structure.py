@@ -59,7 +59,8 @@ def test_every_module_comes_from_a_notebook(path):
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: p.stem)
 def test_modules_read_as_if_written_by_hand(path):
     text = path.read_text(encoding="utf-8")
-    long = [i for i, line in enumerate(text.splitlines(), 1) if len(line) > 120 and i > 1]  # line 1 is the promise, which nbdev does not wrap
+    made = ('"""', "__all__ = [", "           '")   # the promise and __all__ are set by nbdev, which does not always wrap them
+    long = [i for i, line in enumerate(text.splitlines(), 1) if len(line) > 120 and not line.startswith(made)]
     assert not long, f"{path.name}: lines longer than 120 characters: {long}"
     tree = ast.parse(text)
     assert ast.get_docstring(tree), f"{path.name} has no docstring: the chapter's promise"
@@ -105,7 +106,7 @@ def tracked() -> list[Path]:
     return [p for name in run.stdout.splitlines() if (p := ROOT / name).suffix not in (".gguf", ".png", ".npz", ".gz") and p.is_file()]
 
 # A path of one machine, or the address of one package index, is of no use to anyone else. (Spelled so as not to find itself.)
-PRIVATE = re.compile("|".join([r"(?<![\w.])/(?:work|root|opt)/\w", r"(?<![\w.])/home/(?!user|you|me\b)\w", r"/tmp/\w+_jobs", r"C:\\Users",
+PRIVATE = re.compile("|".join([r"(?<![\w.])/(?:work|root|opt)/[\w.]", r"(?<![\w.])/home/(?!user|you|me\b)\w", r"/tmp/\w+_jobs", r"C:\\Users",
                                "py" + r"pi\.org/simple", "pythonhosted" + r"\.org", "registry" + r"\.npmjs", "download" + r"\.pytorch\.org"]))
 
 def test_files_name_no_machine_and_no_package_index():
