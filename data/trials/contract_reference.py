@@ -73,8 +73,11 @@ def random_acts(W, K, rng, extreme=False):
     return x
 
 
-def leaves(w, x):
-    """One float per row, column and 256 weights: [R, W, NB]."""
+def mul_add(a, b, c): return a * b + c                       # two roundings
+
+
+def leaves(w, x, step=fma):
+    """One float per row, column and 256 weights: [R, W, NB]; `step` joins the blocks of a 32-weight type."""
     R, NB = w["q"].shape[:2]; W = x["q"].shape[0]; g = 16 if w["kind"] == "Q6_K" else 32
     a, xd = x["a"].astype(i64), x["d"][None]                                              # [W, NB, 8], [1, W, NB]
     wq = w["q"].reshape(R, -1, g).transpose(1, 0, 2).astype(np.float64)
@@ -89,14 +92,14 @@ def leaves(w, x):
         return t * xd
     t = np.zeros((R, W, NB), f32)
     for j in range(8):
-        t = fma(w["d"][:, None, :, j], (a * S)[..., j].astype(f32), t)
-        if "m" in w: t = fma(w["m"][:, None, :, j], (a * bs)[..., j].astype(f32), t)
+        t = step(w["d"][:, None, :, j], (a * S)[..., j].astype(f32), t)
+        if "m" in w: t = step(w["m"][:, None, :, j], (a * bs)[..., j].astype(f32), t)
     return t * xd
 
 
 def total(l, order):
     """The sum over the last axis: strictly in order from +0.0, or 8 strided lanes and then a tree of halves."""
-    if order == "sequential":
+    if order != "lanes8":
         y = np.zeros(l.shape[:-1], f32)
         for k in range(l.shape[-1]): y = y + l[..., k]
         return y
@@ -106,4 +109,9 @@ def total(l, order):
     return s[..., 0]
 
 
-def product(w, x, order): return total(leaves(w, x), order).T                             # [W, R]
+def product(w, x, order):
+    """[W, R]; order is "sequential", "lanes8" or "muladd" (sequential, no fma in the leaves of 32-weight types)."""
+    return total(leaves(w, x, mul_add if order == "muladd" else fma), order).T
+
+
+def orders(kind): return ("sequential", "lanes8") + (() if kind in SUPER else ("muladd",))

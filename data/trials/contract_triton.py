@@ -160,11 +160,23 @@ def dot(P, j: tl.constexpr, x, R: tl.constexpr, FLAT: tl.constexpr, TYPE: tl.con
     return tl.dot(operand(decode(P, j, TYPE), R, FLAT), x, out_dtype=tl.int32)
 
 @triton.jit
-def leaf(P, X, A, xd, R: tl.constexpr, FLAT: tl.constexpr, TYPE: tl.constexpr):
+def step(d, f, t, FMA: tl.constexpr):
+    """t + d f, rounded once or twice"""
+    if FMA: return tl.fma(tl.broadcast_to(d, t.shape), tl.broadcast_to(f, t.shape), t)
+    else: return t + d * f
+
+@triton.jit
+def scale(A, j: tl.constexpr, NC: tl.constexpr, FLAT: tl.constexpr):
+    """column scales of sub-block j: loaded where they are used (FLAT, A is a pointer) or held in registers"""
+    if FLAT: return tl.load(A + j * NC)
+    else: return A[j]
+
+@triton.jit
+def leaf(P, X, A, xd, R: tl.constexpr, NC: tl.constexpr, FLAT: tl.constexpr, TYPE: tl.constexpr, FMA: tl.constexpr):
     """One float per row and column of the tiles: integers first, then the defined float operations."""
     if TYPE == "Q4_K":
         for j in tl.static_range(8):
-            v = dot(P, j, X[j], R, FLAT, TYPE) * (byte(P[5 + j // 4], j % 4) * A[j])
+            v = dot(P, j, X[j], R, FLAT, TYPE) * (byte(P[5 + j // 4], j % 4) * scale(A, j, NC, FLAT))
             if j == 0: S = v
             else: S += v
         m = operand(P[4], R, FLAT)
@@ -176,19 +188,19 @@ def leaf(P, X, A, xd, R: tl.constexpr, FLAT: tl.constexpr, TYPE: tl.constexpr):
             a = operand(decode(P, j, TYPE), R, FLAT)
             v = tl.dot(a, X[2 * j], out_dtype=tl.int32) * signed_byte(P[6 + j // 2], 2 * (j % 2))
             v += tl.dot(a, X[2 * j + 1], out_dtype=tl.int32) * signed_byte(P[6 + j // 2], 2 * (j % 2) + 1)
-            v = (v >> 2) * A[j]
+            v = (v >> 2) * scale(A, j, NC, FLAT)
             if j == 0: S = v
             else: S += v
         return (half(P[10]) * S.to(tl.float32)) * xd
     else:
         for j in tl.static_range(8):
-            f = dot(P, j, X[j], R, FLAT, TYPE).to(tl.float32) * A[j]                     # a S, exact: below 2**24
+            f = dot(P, j, X[j], R, FLAT, TYPE).to(tl.float32) * scale(A, j, NC, FLAT)    # a S, exact: below 2**24
             if j == 0: t = tl.zeros_like(f)
             if TYPE == "Q4_1":
-                t = tl.fma(tl.broadcast_to(half(P[4 + j]), f.shape), f, t)
-                t = tl.fma(tl.broadcast_to(half(P[4 + j] >> 16), f.shape), tl.broadcast_to(A[8 + j], f.shape), t)
-            elif TYPE == "Q5_0": t = tl.fma(tl.broadcast_to(half(P[5 + j // 2] >> (16 * (j % 2))), f.shape), f, t)
-            else: t = tl.fma(tl.broadcast_to(half(P[8 + j // 2] >> (16 * (j % 2))), f.shape), f, t)
+                t = step(half(P[4 + j]), f, t, FMA)
+                t = step(half(P[4 + j] >> 16), scale(A, 8 + j, NC, FLAT), t, FMA)
+            elif TYPE == "Q5_0": t = step(half(P[5 + j // 2] >> (16 * (j % 2))), f, t, FMA)
+            else: t = step(half(P[8 + j // 2] >> (16 * (j % 2))), f, t, FMA)
         return t * xd
 
 @triton.jit
@@ -243,7 +255,7 @@ def lanes_in_order(v, acc, M: tl.constexpr, C: tl.constexpr):
         return lanes_in_order(b, lanes_in_order(a, acc, M, C // 2), M, C // 2)
 
 @triton.jit(do_not_specialize=["ntiles", "N", "SB", "W"])
-def product(w, xq, xs, xd, y, ntiles, N, SB, W, TYPE: tl.constexpr, LANES: tl.constexpr, TW: tl.constexpr, NC: tl.constexpr, C: tl.constexpr,
+def product(w, xq, xs, xd, y, ntiles, N, SB, W, TYPE: tl.constexpr, LANES: tl.constexpr, FMA: tl.constexpr, TW: tl.constexpr, NC: tl.constexpr, C: tl.constexpr,
             RT: tl.constexpr, ONE: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr):
     """y[W, N].  Grid (programs, groups of NC columns).  A pass: RT row tiles x C groups of 256 side by side; ONE: SB <= C."""
     R: tl.constexpr = RT * C; M: tl.constexpr = 16 * NC * RT
@@ -265,7 +277,9 @@ def product(w, xq, xs, xd, y, ntiles, N, SB, W, TYPE: tl.constexpr, LANES: tl.co
         D = tl.load(xd + xb[:, None, None] * NC + col, mask=(c < SB)[:, None, None] & (col >= 0), other=0.0)
     if PDL: gdc_launch_dependents()
     o = tl.arange(0, M); oc = (o // RT) % NC + grp * NC; orow = (o % RT) * 16 + o // RT // NC
-    if LANES: acc = tl.zeros([M, 8], tl.float32)
+    KEEP: tl.constexpr = LANES and C == 8                    # a lane is a place in the pass: add in place, exchange once a tile
+    if KEEP: acc = tl.zeros([R, 16, NC], tl.float32)
+    elif LANES: acc = tl.zeros([M, 8], tl.float32)
     else: acc = tl.zeros([M], tl.float32)
     for it in range((groups - g + G - 1) // G * passes):
         last = k == passes - 1
@@ -280,16 +294,20 @@ def product(w, xq, xs, xd, y, ntiles, N, SB, W, TYPE: tl.constexpr, LANES: tl.co
             X = load_ops(xq + xb[:, None] * (NO * NC * 32) + xe, cok, R, NC, TYPE)
             A = load_scales(xs + xb[:, None, None] * (NS * NC) + col, NC, TYPE)
             D = tl.load(xd + xb[:, None, None] * NC + col, mask=(k * C + c < SB)[:, None, None] & (col >= 0), other=0.0)
-        L = leaf(P, X, A, D, R, False, TYPE)
-        v = tl.reshape(tl.trans(tl.reshape(L, [R, 16 * NC])), [M, C])
-        if LANES:
+        L = leaf(P, X, A, D, R, NC, False, TYPE, FMA)
+        if not KEEP: v = tl.reshape(tl.trans(tl.reshape(L, [R, 16 * NC])), [M, C])
+        if KEEP:
+            if ONE: acc = 0.0 + L
+            else: acc = tl.where(k == 0, 0.0, acc) + L
+        elif LANES:
             if ONE: acc = lanes_in_order(v, tl.zeros([M, 8], tl.float32), M, C)
             else: acc = lanes_in_order(v, tl.where(k == 0, 0.0, acc), M, C)
         else:
             if ONE: acc = in_order(v, tl.zeros([M], tl.float32), M, C)
             else: acc = in_order(v, tl.where(k == 0, 0.0, acc), M, C)
         if ONE or last:
-            if LANES: out = halves_tree(acc, M, 8)
+            if KEEP: out = halves_tree(tl.reshape(tl.trans(tl.reshape(acc, [R, 16 * NC])), [M, 8]), M, 8)
+            elif LANES: out = halves_tree(acc, M, 8)
             else: out = acc
             n = g * (RT * 16) + orow
             tl.store(y + oc * N + n, out, mask=(oc < W) & (n < N))
@@ -309,17 +327,16 @@ def flat_ops(p, s, TYPE: tl.constexpr):
     else: return a0, a1, a2, a3, a4, a5, a6, a7
 
 @triton.jit
-def tile_leaf(w, xf, xs, xd, tiles, rtile, b, SB, Wp, e, em, t0, rs, row16, x, col, grp, NC: tl.constexpr, TYPE: tl.constexpr, TW: tl.constexpr, R: tl.constexpr):
+def tile_leaf(w, xf, xs, xd, tiles, rtile, b, SB, Wp, e, em, t0, rs, row16, x, col, grp, NC: tl.constexpr, TYPE: tl.constexpr, FMA: tl.constexpr, TW: tl.constexpr, R: tl.constexpr):
     NO: tl.constexpr = 12 if TYPE == "Q4_K" else (16 if TYPE == "Q6_K" else 8)
     NS: tl.constexpr = 16 if TYPE == "Q4_1" else 8
     base = ((tiles * SB + b) * TW)[:, None]
     P = load_tile(w, base + e, base + em, t0, (rtile * SB + b) * TW, rs, row16, TYPE)
     X = flat_ops(xf + b * NO * Wp * 32 + x, Wp * 32, TYPE)
-    A = load_scales(xs + (grp * SB + b) * (NS * NC) + col, NC, TYPE)
-    return leaf(P, X, A, tl.load(xd + (grp * SB + b) * NC + col), R, True, TYPE)
+    return leaf(P, X, xs + (grp * SB + b) * (NS * NC) + col, tl.load(xd + (grp * SB + b) * NC + col), R, NC, True, TYPE, FMA)
 
 @triton.jit(do_not_specialize=["ntiles", "N", "SB", "W", "Wp"])
-def product_tile(w, xf, xs, xd, y, ntiles, N, SB, W, Wp, TYPE: tl.constexpr, LANES: tl.constexpr, TW: tl.constexpr, NC: tl.constexpr, R: tl.constexpr, STAGES: tl.constexpr):
+def product_tile(w, xf, xs, xd, y, ntiles, N, SB, W, Wp, TYPE: tl.constexpr, LANES: tl.constexpr, FMA: tl.constexpr, TW: tl.constexpr, NC: tl.constexpr, R: tl.constexpr, STAGES: tl.constexpr):
     """y[W, N].  Grid (row blocks of 16 R, groups of NC columns); xs, xd padded to groups of NC."""
     e = tl.arange(0, 128)[None, :]; em = (e // 16) * 4 + e % 4; s = tl.arange(0, R); t0 = ((e // 4) % 4 == 0) & (s[:, None] >= 0)
     m = tl.arange(0, 16 * R)[:, None]; row16 = m % 16; rs = (row16 % 8) * 2 + row16 // 8
@@ -329,11 +346,11 @@ def product_tile(w, xf, xs, xd, y, ntiles, N, SB, W, Wp, TYPE: tl.constexpr, LAN
     if not LANES:
         acc = tl.zeros([16 * R, NC], tl.float32)
         for b in tl.range(0, SB, num_stages=STAGES):
-            acc += tile_leaf(w, xf, xs, xd, tiles, rtile, b, SB, Wp, e, em, t0, rs, row16, x, col, grp, NC, TYPE, TW, R)
+            acc += tile_leaf(w, xf, xs, xd, tiles, rtile, b, SB, Wp, e, em, t0, rs, row16, x, col, grp, NC, TYPE, FMA, TW, R)
     else:
         z = tl.zeros([16 * R, NC], tl.float32); a0 = z; a1 = z; a2 = z; a3 = z; a4 = z; a5 = z; a6 = z; a7 = z
         for b in tl.range(0, SB, num_stages=STAGES):
-            l = tile_leaf(w, xf, xs, xd, tiles, rtile, b, SB, Wp, e, em, t0, rs, row16, x, col, grp, NC, TYPE, TW, R)
+            l = tile_leaf(w, xf, xs, xd, tiles, rtile, b, SB, Wp, e, em, t0, rs, row16, x, col, grp, NC, TYPE, FMA, TW, R)
             i = b % 8
             if i == 0: a0 += l
             elif i == 1: a1 += l
@@ -359,24 +376,23 @@ def read(w, y, n, B: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr):
     tl.store(y + g, tl.sum(acc, 0))
 
 # ---------------------------------------------------------------- launching
-def constants(kind, order): return dict(TYPE=kind, LANES=order == "lanes8", TW=WORDS[kind])
+def constants(kind, order): return dict(TYPE=kind, LANES=order == "lanes8", FMA=order != "muladd", TW=WORDS[kind])
 
 def launch(kind, order, w, acts, y, N, SB, W, cfg, pdl=False):
-    "cfg: ('batch', C, RT, warps, programs, ahead) or ('tile', R, NC, warps, stages)"
+    "cfg: ('batch', C, RT, warps, programs, ahead, NC) or ('tile', R, NC, warps, stages)"
     ntiles = -(-N // 16); k = dict(constants(kind, order), enable_fp_fusion=False)
     if cfg[0] == "batch":
-        _, C, RT, warps, programs, ahead = cfg; xb, xs, xd = acts[8][0], acts[8][2], acts[8][3]
+        _, C, RT, warps, programs, ahead, NC = cfg; xb, _, xs, xd = acts[NC]
         groups = -(-ntiles // RT)
-        product[(min(programs, groups), -(-W // 8))](w, xb, xs, xd, y, ntiles, N, SB, W, NC=8, C=C, RT=RT, ONE=SB <= C, AHEAD=ahead, PDL=pdl,
+        product[(min(programs, groups), -(-W // NC))](w, xb, xs, xd, y, ntiles, N, SB, W, NC=NC, C=C, RT=RT, ONE=SB <= C, AHEAD=ahead, PDL=pdl,
                                                       num_warps=warps, **(dict(launch_pdl=True) if pdl else {}), **k)
     else:
         _, R, NC, warps, stages = cfg; _, xf, xs, xd = acts[NC]; Wp = -(-W // NC) * NC
         product_tile[(-(-ntiles // R), Wp // NC)](w, xf, xs, xd, y, ntiles, N, SB, W, Wp, NC=NC, R=R, STAGES=stages, num_warps=warps, **k)
 
-ORDERS = ("sequential", "lanes8")
 WIDTHS = (1, 2, 8, 16, 32, 64)
-BATCH = [("batch", 16, 1, 16, 132, 1), ("batch", 8, 1, 8, 264, 1), ("batch", 8, 1, 8, 528, 0), ("batch", 8, 2, 16, 132, 1)]
-TILE = [("tile", 4, 16, 4, 3), ("tile", 4, 32, 4, 3), ("tile", 4, 64, 4, 2), ("tile", 8, 64, 8, 2), ("tile", 8, 32, 8, 2)]
+BATCH = [("batch", 16, 1, 16, 132, 1, 8), ("batch", 8, 1, 8, 264, 1, 8), ("batch", 8, 1, 8, 528, 0, 8), ("batch", 8, 2, 16, 132, 1, 8), ("batch", 8, 1, 8, 264, 1, 16)]
+TILE = [("tile", 4, 16, 4, 3), ("tile", 4, 32, 4, 3), ("tile", 4, 32, 4, 2), ("tile", 4, 64, 4, 2)]
 
 def on(device, arrays):
     import torch
@@ -402,11 +418,10 @@ def check(kind, orders, configs, device, small=False, pdl=False, seed=7):
         if key not in cache: cache = {key: torch.from_numpy(pack(m)).to(device)}
         w = cache[key]; N, SB = m["q"].shape[:2]; W = x["q"].shape[0]
         acts = {c: on(device, pack_acts(x, kind, c)) for c in (8, 16, 32, 64)}
-        l = ref.leaves(m, x)
         for order in orders:
-            want = torch.from_numpy(ref.total(l, order).T.copy().view(np.int32)).to(device)
+            want = torch.from_numpy(np.ascontiguousarray(ref.product(m, x, order)).view(np.int32)).to(device)
             for cfg in configs:
-                if cfg[0] == "tile" and cfg[2] > max(16, W): continue
+                if cfg[0] == "tile" and cfg[2] > max(16, W) or cfg[0] == "batch" and cfg[-1] > max(8, W): continue
                 for p in ((False, True) if pdl and cfg[0] == "batch" else (False,)):
                     y = torch.full((W, N), float("nan"), dtype=torch.float32, device=device)
                     if (cfg, p) in broken: continue
@@ -423,16 +438,16 @@ def check_worker(job):
     return dict(kind=kind, order=order, kernel=configs[0][0], values=n, different=bad, failed=failed, seconds=round(time.time() - t, 1))
 
 # ---------------------------------------------------------------- compile without a GPU
-def compile_all(arch, kinds=ref.TYPES, orders=ORDERS, configs=(BATCH[0], BATCH[2], TILE[0], TILE[3])):
+def compile_all(arch, kinds=ref.TYPES, orders=(), configs=(BATCH[0], BATCH[2], TILE[0], TILE[3])):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     out = []
     for kind in kinds:
-        for order in orders:
+        for order in orders or ref.orders(kind):
             for cfg in configs:
                 f = "i32" if kind in ref.SUPER else "fp32"; ptrs = {"w": "*i32", "xs": "*" + f, "xd": "*fp32", "y": "*fp32"}
                 ints = dict.fromkeys(("ntiles", "N", "SB", "W"), "i32"); c = constants(kind, order)
-                if cfg[0] == "batch": fn, warps = product, cfg[3]; ptrs["xq"] = "*i8"; c.update(NC=8, C=cfg[1], RT=cfg[2], ONE=True, AHEAD=cfg[5], PDL=arch >= 90)
+                if cfg[0] == "batch": fn, warps = product, cfg[3]; ptrs["xq"] = "*i8"; c.update(NC=cfg[6], C=cfg[1], RT=cfg[2], ONE=True, AHEAD=cfg[5], PDL=arch >= 90)
                 else: fn, warps = product_tile, cfg[3]; ptrs["xf"] = "*i8"; ints["Wp"] = "i32"; c.update(NC=cfg[2], R=cfg[1], STAGES=cfg[4])
                 sig = {**ptrs, **ints}; sig = {a: sig.get(a, "constexpr") for a in fn.arg_names}
                 attrs = {(i,): [["tt.divisibility", 16]] for i, a in enumerate(fn.arg_names) if a in ptrs}
@@ -446,7 +461,7 @@ def compile_all(arch, kinds=ref.TYPES, orders=ORDERS, configs=(BATCH[0], BATCH[2
     return out
 
 # ---------------------------------------------------------------- timing
-SHAPES = [(4096, 4096), (24576, 4096), (2048, 2048), (151936, 2048)]
+SHAPES = [(4096, 4096), (2048, 2048), (24576, 4096), (151936, 2048), (4096, 12288)]
 
 def big_matrices(kind, N, K, total=320e6, least=2):
     "enough different random matrices in the packed layout, made on the GPU: words random, scales small and valid"
@@ -459,26 +474,31 @@ def big_matrices(kind, N, K, total=320e6, least=2):
     else: w[:, :, P:] = halves((n, T * SB, 2 * (TW - P)))
     return w
 
-def graph_us(run, n, reps=11, inner=None):
-    "median and spread (max - min) of microseconds per launch: a CUDA graph of `n` launches run(i), replayed"
+def graph_us(run, n, samples=9, sample_us=2500):
+    "median and spread (quartiles) of microseconds per launch: a CUDA graph of `n` launches run(i), replayed back to back"
     import torch
     s = torch.cuda.Stream(); s.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(s): run(0); run(min(1, n - 1))
-    torch.cuda.synchronize(); g = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(g, stream=s):
+    with torch.cuda.stream(s):
+        run(0); run(min(1, n - 1)); s.synchronize(); g = torch.cuda.CUDAGraph()
+        g.capture_begin()
         for i in range(n): run(i)
-    g.replay(); torch.cuda.synchronize(); ts = []
-    for _ in range(reps):
-        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        a.record(); g.replay(); b.record(); torch.cuda.synchronize(); ts.append(a.elapsed_time(b) * 1e3 / n)
-    return float(np.median(ts)), float(max(ts) - min(ts))
+        g.capture_end()
+        ts, k = [], 1
+        for sample in range(-2, samples):
+            a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            a.record()
+            for _ in range(k): g.replay()
+            b.record(); b.synchronize(); us = a.elapsed_time(b) * 1e3 / k
+            if sample < 0: k = max(1, min(40, int(sample_us / us)))
+            else: ts.append(us / n)
+    q = np.percentile(ts, [25, 50, 75]); return float(q[1]), float(q[2] - q[0])
 
 def candidates(K, W):
-    c = [k for k in BATCH if k[1] * 256 <= K]
-    if W > 8: c = c[:2] + [t for t in TILE if t[2] <= max(16, W) and (t[2] >= min(W, 32))]
-    return c
+    two = BATCH[:1] + BATCH[1:2] if K >= 4096 else BATCH[1:4]
+    if W <= 8: return two
+    return two[:1] + BATCH[4:] + [t for t in TILE if t[2] <= max(16, W) and (t[2] >= min(W, 32))]
 
-def time_all(kinds, shapes, widths, orders, pdls, deadline, log):
+def time_all(kinds, shapes, widths, pdls, deadline, log):
     import torch
     rows = []; t0 = time.time(); rng = np.random.default_rng(1)
     for N, K in shapes:
@@ -486,7 +506,7 @@ def time_all(kinds, shapes, widths, orders, pdls, deadline, log):
             if time.time() - t0 > deadline: print("deadline: not run", N, K, kind, flush=True); continue
             w = big_matrices(kind, N, K); n, SB = w.shape[0], K // 256; size = w[0].numel() * 4; ys = {}
             buf = torch.zeros(4096, dtype=torch.int32, device="cuda"); best = None
-            for B, G, ahead in ((4096, 264, 3), (4096, 1056, 2), (8192, 528, 2), (2048, 2112, 2)):
+            for B, G, ahead in ((4096, 264, 3), (4096, 1056, 2), (8192, 528, 2)):
                 for pdl in pdls:
                     us, sp = graph_us(lambda i: read[(G,)](w[i], buf, size // 4, B=B, AHEAD=ahead, PDL=pdl, num_warps=8, **(dict(launch_pdl=True) if pdl else {})), n)
                     if best is None or us < best[0]: best = (us, sp, (B, G, ahead, pdl))
@@ -497,10 +517,10 @@ def time_all(kinds, shapes, widths, orders, pdls, deadline, log):
                 x = {k: v[:W] for k, v in xx.items()}; acts = {c: on("cuda", pack_acts(x, kind, c)) for c in (8, 16, 32, 64)}
                 y = torch.empty((W, N), dtype=torch.float32, device="cuda")
                 for pdl in pdls:
-                    arms = {o: None for o in orders}
+                    arms = {o: None for o in ref.orders(kind)}
                     for cfg in candidates(K, W):
                         if pdl and cfg[0] == "tile": continue
-                        for order in orders:
+                        for order in ref.orders(kind):
                             y.fill_(float("nan"))
                             try: us, sp = graph_us(lambda i: launch(kind, order, w[i], acts, y, N, SB, W, cfg, pdl), n)
                             except Exception as e: print("FAILED", kind, N, K, W, order, cfg, type(e).__name__, str(e)[:200], flush=True); continue
@@ -527,12 +547,12 @@ def main():
     if a.what == "compile":
         for arch in a.arch.split(","): compile_all(int(arch), kinds)
     elif a.what == "check" and INTERPRET:
-        for kind in kinds: print(kind, *check(kind, ORDERS, [("batch", 8, 1, 8, 2, 1), ("batch", 8, 2, 8, 1, 0), TILE[0]], "cpu", small=True), flush=True)
+        for kind in kinds: print(kind, *check(kind, ref.orders(kind), [("batch", 8, 1, 8, 2, 1, 8), ("batch", 8, 2, 8, 1, 0, 8), TILE[0]], "cpu", small=True), flush=True)
     else:
         import multiprocessing as mp
         t0 = time.time()
         if not a.skip_check:
-            jobs = [(k, o, c, True) for k in kinds for c in (BATCH, TILE) for o in ORDERS]
+            jobs = [(k, o, c, True) for k in kinds for c in (BATCH, TILE) for o in ref.orders(k)]
             with mp.get_context("spawn").Pool(a.workers, maxtasksperchild=1) as pool:
                 res = list(pool.imap_unordered(check_worker, jobs))
             for r in res: print(r, flush=True)
@@ -546,6 +566,6 @@ def main():
                 f.write(json.dumps(r) + "\n"); f.flush()
                 if not quiet: print(r["quantization"], "x".join(map(str, r["shape"])), "W", r["width"], r["arm"], "pdl" if r.get("pdl") else "", r["value"], "us", r["gbs"], "GB/s", r["config"], "+-", r["spread"], flush=True)
             print("device", torch.cuda.get_device_name(), "copy", round(copy_gbs(), 1), "GB/s", "triton", triton.__version__, "torch", torch.__version__, flush=True)
-            time_all(kinds, shapes, list(map(int, a.widths.split(","))), ORDERS, (False, True), a.deadline, log)
+            time_all(kinds, shapes, list(map(int, a.widths.split(","))), (False, True), a.deadline, log)
 
 if __name__ == "__main__": main()

@@ -145,6 +145,13 @@ def prefetch(tyctx, arr, off):
     return types.void(arr, types.intp), cg
 
 # ---------------------------------------------------------------- layout
+def aligned(n, dtype=np.uint8, data=None):
+    "zeros (or a copy) that start at a multiple of 64 bytes: vectors must not straddle cache lines"
+    size = n * np.dtype(dtype).itemsize; raw = np.zeros(size + 64, np.uint8); o = -raw.ctypes.data % 64
+    out = raw[o:o + size].view(dtype)
+    if data is not None: out[:] = data.reshape(-1)
+    return out
+
 SIZE = {k: 16 * v for k, v in ref.BYTES.items()}                                          # bytes of a tile
 HEAD = dict(Q4_K=256, Q6_K=288, Q8_0=256, Q5_0=256, Q4_1=512)                             # of which scales
 OFFSET = dict(Q4_K=0, Q6_K=32, Q8_0=128, Q5_0=16, Q4_1=0)                                 # added to q to make it unsigned
@@ -172,11 +179,11 @@ def pack(w):
 
 def pack_acts(x, kind):
     "superblock-major, columns inside: words [NB, W, 64], scales, a*bs, start values of the accumulators, d [NB, W]"
-    T = lambda v, t: np.ascontiguousarray(np.swapaxes(v, 0, 1)).astype(t).reshape(-1)
+    T = lambda v, t: aligned(v.size, t, np.ascontiguousarray(np.swapaxes(v, 0, 1)))
     W, NB = x["q"].shape[:2]; q = x["q"].astype(np.int32); g = 16 if kind == "Q6_K" else 32
     start = -OFFSET[kind] * q.reshape(W, NB, 256 // g, g).sum(-1); ab = x["a"] * q.sum(-1)
     f = np.int32 if kind in ref.SUPER else np.float32
-    words = np.ascontiguousarray(x["q"].swapaxes(0, 1)).view(np.int32).reshape(-1)
+    words = T(np.ascontiguousarray(x["q"]).view(np.int32), np.int32)
     return words, T(x["a"], f), T(ab, f), T(start, np.int32), np.ascontiguousarray(x["d"].T.astype(np.float32))
 
 # ---------------------------------------------------------------- the kernel, written out per type
@@ -227,12 +234,13 @@ def body(kind, order, single):
             if not single and p: A(I + "t = ld_f(tb, zt + c * 16)")
             if p == 0: A(I + "t = fzero()")
             for i in range(2):
-                A(I + f"t = fma(e{i}, fmul(i2f(l{i}), bc_f(xa, {at} + {i})), t)")
-                if kind == "Q4_1": A(I + f"t = fma(f{i}, bc_f(xm, {at} + {i}), t)")
+                step = "fadd(fmul({}, {}), t)" if order == "muladd" else "fma({}, {}, t)"
+                A(I + "t = " + step.format(f"e{i}", f"fmul(i2f(l{i}), bc_f(xa, {at} + {i}))"))
+                if kind == "Q4_1": A(I + "t = " + step.format(f"f{i}", f"bc_f(xm, {at} + {i})"))
             if not single and not last: A(I + "st_f(tb, zt + c * 16, t)")
             if last: A(I + "f = fmul(t, bc_f(xd, k))")
         if last:
-            if order == "sequential":
+            if order != "lanes8":
                 if single: A("y = fadd(y, f)")
                 else: A(I + "q = z + c * 128; st_f(buf, q, fadd(ld_f(buf, q), f))")
             else: A(I + "q = z + c * 128 + (b & 7) * 16; st_f(buf, q, fadd(ld_f(buf, q), f))")
@@ -266,7 +274,7 @@ def gemv(w, x, xa, xm, xo, xd, out, buf, tb, ib, nt, far):
 
 def runner(kind, order, W, threads, distance=1024, portable=False):
     f = build(kind, order, W == 1, portable)
-    buf, tb, ib = np.zeros(threads * W * 128, np.float32), np.zeros(threads * W * 16, np.float32), np.zeros(threads * W * 32, np.int32)
+    buf, tb, ib = aligned(threads * W * 128, np.float32), aligned(threads * W * 16, np.float32), aligned(threads * W * 32, np.int32)
     def run(w, acts, out): f(w, *acts, out, buf, tb, ib, threads, distance)
     return run
 
@@ -291,14 +299,15 @@ def check(kinds, portable, small):
         for K in ((768, 4352) if kind in ref.SUPER else (32, 608, 4192)):
             for extreme in (False, True):
                 R = 37; m = ref.random_matrix(kind, R, K, rng, extreme); x = ref.random_acts(64, K, rng, extreme)
-                w = pack(m); G = w.shape[0]; w = np.concatenate([w.reshape(-1), np.zeros(8192, np.uint8)])
+                w = pack(m); G = w.shape[0]; w = aligned(w.size + 8192, data=np.concatenate([w.reshape(-1), np.zeros(8192, np.uint8)]))
                 for W in ((1, 2, 8) if small else (1, 2, 8, 16, 32, 64)):
-                    xx = {k: v[:W] for k, v in x.items()}; l = ref.leaves(m, xx); acts = pack_acts(xx, kind)
-                    for order in ("sequential", "lanes8"):
+                    xx = {k: v[:W] for k, v in x.items()}; acts = pack_acts(xx, kind)
+                    for order in ref.orders(kind):
+                        want = np.ascontiguousarray(ref.product(m, xx, order)).view(np.int32)
                         for threads in (1, 2):
                             if (order, W, threads) not in runs: runs[order, W, threads] = runner(kind, order, W, threads, portable=portable)
                             out = np.full((W, 16 * G), np.nan, np.float32); runs[order, W, threads](w, acts, out)
-                            d = int((out[:, :R].view(np.int32) != ref.total(l, order).T.view(np.int32)).sum()); n += W * R; bad += d
+                            d = int((out[:, :R].view(np.int32) != want).sum()); n += W * R; bad += d
                             if d: print("DIFFERENT", kind, R, K, W, order, threads, extreme, d, "of", W * R, flush=True)
         print(kind, "checked, so far", n, "values,", bad, "different", flush=True)
     return n, bad
@@ -314,10 +323,10 @@ def timed(f, n, seconds=.12, least=9):
 
 def time_all(kinds, shapes, widths, threads, total, deadline, log):
     rng = np.random.default_rng(5); t0 = time.time()
-    pool = rng.integers(0, 256, total + 8192, dtype=np.uint8)
+    pool = aligned(total + 8192); pool.view(np.uint64)[:] = rng.integers(0, 2**63, (total + 8192) // 8, dtype=np.uint64)
     for kind in kinds:
         for N, K in shapes:
-            size = (N // 16) * (K // 256) * SIZE[kind]; n = max(1, total // size)
+            size = (N // 16) * (K // 256) * SIZE[kind]; n = max(1, total // size); size64 = -(-size // 64) * 64; assert size == size64
             tiles = pool[:n * size].reshape(-1, SIZE[kind])
             # valid half-precision scales: random bytes would hold infinities
             h = (rng.normal(size=1024) * 2e-3).astype(np.float16).view(np.uint8)
@@ -331,17 +340,17 @@ def time_all(kinds, shapes, widths, threads, total, deadline, log):
                         views = [pool[i * size:(i + 1) * size + 8192] for i in range(n)]
                         us, sp, c = timed(lambda i: read(views[i], out, size, nt), n)
                         log(dict(quantization=kind, shape=[N, K], threads=nt, width=0, arm="read", us=round(us, 1), gbs=round(size / us / 1e3, 2), spread=round(sp, 1), n=c)); continue
-                    x = ref.random_acts(W, K, rng); acts = pack_acts(x, kind); out = np.zeros((W, N), np.float32)
+                    x = ref.random_acts(W, K, rng); acts = pack_acts(x, kind); out = aligned(W * N, np.float32).reshape(W, N)
                     for distance in ((1024, 4608) if W <= 2 else (4608,)):
-                        runs = {o: runner(kind, o, W, nt, distance) for o in ("sequential", "lanes8")}
-                        for o in ("sequential", "lanes8", "sequential", "lanes8"):        # interleaved, twice
+                        runs = {o: runner(kind, o, W, nt, distance) for o in ref.orders(kind)}
+                        for o in ref.orders(kind) * 2:                                    # interleaved, twice
                             us, sp, c = timed(lambda i: runs[o](views[i], acts, out), n)
                             log(dict(quantization=kind, shape=[N, K], threads=nt, width=W, arm=o, prefetch=distance, us=round(us, 1), gbs=round(size / us / 1e3, 2), spread=round(sp, 1), n=c))
 
 def main():
     p = argparse.ArgumentParser(); p.add_argument("what", choices=["check", "time"]); p.add_argument("--kinds", default=",".join(ref.TYPES)); p.add_argument("--portable", action="store_true")
     p.add_argument("--small", action="store_true"); p.add_argument("--threads", default="1,4"); p.add_argument("--widths", default="1,2,8,16"); p.add_argument("--shapes", default="4096x4096,2048x2048")
-    p.add_argument("--total", type=int, default=400_000_000); p.add_argument("--deadline", type=float, default=100); p.add_argument("--out", default=".")
+    p.add_argument("--total", type=int, default=640_000_000); p.add_argument("--deadline", type=float, default=100); p.add_argument("--out", default=".")
     a = p.parse_args(); kinds = a.kinds.split(",")
     if not VNNI and not a.portable:
         print(f"This CPU ({llb.get_host_cpu_name()}) has no AVX-512 VNNI; add --portable to check the bits through AVX2.", file=sys.stderr); return 2
