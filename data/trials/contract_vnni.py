@@ -348,14 +348,17 @@ def time_all(kinds, shapes, widths, threads, total, deadline, log):
                             log(dict(quantization=kind, shape=[N, K], threads=nt, width=W, arm=o, prefetch=distance, us=round(us, 1), gbs=round(size / us / 1e3, 2), spread=round(sp, 1), n=c))
 
 def main():
-    p = argparse.ArgumentParser(); p.add_argument("what", choices=["check", "time"]); p.add_argument("--kinds", default=",".join(ref.TYPES)); p.add_argument("--portable", action="store_true")
+    p = argparse.ArgumentParser(); p.add_argument("what", choices=["check", "time", "both"]); p.add_argument("--kinds", default=",".join(ref.TYPES)); p.add_argument("--portable", action="store_true")
     p.add_argument("--small", action="store_true"); p.add_argument("--threads", default="1,4"); p.add_argument("--widths", default="1,2,8,16"); p.add_argument("--shapes", default="4096x4096,2048x2048")
     p.add_argument("--total", type=int, default=640_000_000); p.add_argument("--deadline", type=float, default=100); p.add_argument("--out", default=".")
     a = p.parse_args(); kinds = a.kinds.split(",")
     if not VNNI and not a.portable:
         print(f"This CPU ({llb.get_host_cpu_name()}) has no AVX-512 VNNI; add --portable to check the bits through AVX2.", file=sys.stderr); return 2
-    if not a.portable or FEATURES.get("avx2", False):
-        if a.what == "check": return 1 if check(kinds, a.portable, a.small)[1] else 0
+    if a.portable and not FEATURES.get("avx2", False): print("--portable needs AVX2", file=sys.stderr); return 2
+    if a.what != "time":
+        n, bad = check(kinds, a.portable, a.small)
+        if a.what == "check" or bad: return 1 if bad else 0
+    if a.portable: print("--portable is for checking bits; it is not timed", file=sys.stderr); return 2
     f = open(os.path.join(a.out, "vnni.jsonl"), "w")
     def log(r): f.write(json.dumps(r) + "\n"); f.flush(); print(r["quantization"], "x".join(map(str, r["shape"])), "threads", r["threads"], "W", r["width"], r["arm"], r.get("prefetch", ""), r["us"], "us", r["gbs"], "GB/s", flush=True)
     print(llb.get_host_cpu_name(), "numba", nb.__version__, "layer", end=" "); read(np.zeros(16384, np.uint8), np.zeros(64, np.int32), 512, 1); print(nb.threading_layer(), flush=True)
