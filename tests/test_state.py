@@ -117,6 +117,16 @@ def test_rollback_bounds():
     with pytest.raises(ValueError, match='commit: 1'): cache.commit(1)       # what was taken back counts no more
 
 
+def test_a_snapshot_owns_its_memory():
+    cache, kv = KVCache(L, 8, H, D), rows(0, 4)
+    write(cache, 0, kv); cache.commit(4)
+    snap = cache.snapshot()
+    cache.rollback(0); write(cache, 0, rows(1, 8)); cache.commit(8)          # another text over it
+    cache.restore(snap)
+    same(cache, [kv[:, :, i] for i in range(4)])
+    with pytest.raises(ValueError, match='commit: 5'): cache.commit(5)       # what the other text wrote counts no more
+
+
 def test_restore_refuses_what_does_not_fit():
     cache = KVCache(L, 8, H, D)
     write(cache, 0, rows(0, 8)); cache.commit(8)

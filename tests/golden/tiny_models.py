@@ -34,7 +34,8 @@ def metadata(arch):
     if arch == 'gemma3': key['attention.sliding_window'] = 16
     meta = {'general.architecture': arch, 'general.name': f'tiny-{arch}', 'general.file_type': ('uint32', 1)}
     meta |= {f'{arch}.{k}': ('uint32', v) for k, v in key.items()}
-    meta |= {f'{arch}.attention.layer_norm_rms_epsilon': ('float32', 1e-5 if arch == 'llama' else 1e-6),
+    # An eps large enough to be felt, in two of them
+    meta |= {f'{arch}.attention.layer_norm_rms_epsilon': ('float32', {'llama': 0.05, 'gemma3': 0.01}.get(arch, 1e-6)),
              f'{arch}.rope.freq_base': ('float32', {'llama': 5e5, 'gemma3': 1e6}.get(arch, 1e4)),
              'tokenizer.ggml.model': 'gpt2', 'tokenizer.ggml.pre': 'gpt-2', 'tokenizer.ggml.tokens': tokens,
              'tokenizer.ggml.token_type': ('int32[]', [1] * 257 + [3]), 'tokenizer.ggml.merges': ['h e'],
