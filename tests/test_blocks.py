@@ -127,9 +127,11 @@ def test_bad_input_is_one_clear_line(call):
 # Writing
 
 def awkward(scale):
-    "Rows of zeros, a constant, gaps, ties, steps, on a background of Gaussian weights."
+    "Rows of zeros, a constant, gaps, steps, signs, halves of Q8_0's levels, on a background of Gaussian weights."
     x = np.random.default_rng(3).standard_normal((16, 1024)).astype(np.float32)
     x[1], x[2], x[3, ::3], x[4], x[5] = 0, .25, 0, np.round(x[4]*4)/4, np.sign(x[5])
+    x[6] = (np.arange(1024) % 64 - 31.5)/127
+    x[6, ::32] = 1
     return (x*np.float32(scale)).astype(np.float32)
 
 
@@ -185,6 +187,7 @@ def test_random_blocks_are_valid(type):
     w = decode(data, type)
     assert data.dtype == np.uint8 and data.shape == (32, 1024//TYPE[type].block*TYPE[type].size)
     assert np.isfinite(w).all() and .017 < w.std() < .023 and abs(w.mean()) < .001
+    assert w.reshape(-1, 16).mean(-1).std() < .5*w.std()              # each group is centered
     assert (data == random_blocks(type, 32, 1024, np.random.default_rng(0), sigma=.02)).all()
 
 
