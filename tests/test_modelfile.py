@@ -53,6 +53,9 @@ def test_reads_every_kind_from_gguf_py(tmp_path):
         assert mf.meta['k.floats'].tolist() == [0.5, -1.5] and mf.meta['k.bools'].tolist() == [True, False]
         assert [a.tolist() for a in mf.meta['k.nested']] == [[1, 2], [3]] and mf.meta.kind('k.nested') == 'int32[][]'
         assert mf.meta['general.architecture'] == 'llama'
+        assert mf.meta['k.strings'] is mf.meta['k.strings'] and mf.meta['k.ints'] is mf.meta['k.ints']
+        assert mf.meta['k.ints'].flags.owndata and mf.meta['k.ints'].flags.aligned
+        assert mf.meta.count('k.strings') == 3 and mf.meta.get('no such key') is None and 'k.bools' in mf.meta
 
 
 def test_gguf_py_reads_every_kind_from_us(tmp_path):
@@ -124,6 +127,21 @@ def test_version_2_and_any_table_order(tmp_path):
         assert (mf.tensors['b'].data.view('<f4') == data[16:24]).all() and (mf.tensors['a'].data.view('<f4').ravel() == data[:8]).all()
 
 
+def test_a_real_model_equals_gguf_py(smollm2):
+    theirs = gguf.GGUFReader(smollm2)
+    with ModelFile(smollm2) as mf:
+        fields = {k: f for k, f in theirs.fields.items() if not k.startswith('GGUF.')}
+        assert list(mf.meta) == list(fields)
+        for k, f in fields.items():
+            mine = mf.meta[k]
+            assert (mine.tolist() if isinstance(mine, np.ndarray) else mine) == f.contents(), k
+        assert [t.name for t in theirs.tensors] == list(mf.tensors)
+        for t in theirs.tensors:
+            mine = mf.tensors[t.name]
+            assert (mine.type.name, mine.shape, mine.nbytes) == (t.tensor_type.name, tuple(t.shape[::-1]), t.n_bytes)
+            assert mine.offset == t.data_offset and mine.data.tobytes() == t.data.tobytes()
+
+
 # Malformed files: one clear line each
 
 ONE = [entry('blk.0.w', [8])]
@@ -152,6 +170,7 @@ BAD = {
     'alignment in a list': (gguf_bytes([key(ALIGN, 9, pack('<IQI', 4, 1, 32))]), f'{ALIGN}: is of type uint32[]; uint32'),
     # llama.cpp#25378
     'a million dimensions': (gguf_bytes([], [text('w') + pack('<I', 10**6)]) + bytes(64), "tensor 'w': has 1,000,000 dimensions; 1 to 4"),
+    'five dimensions': (gguf_bytes([], [entry('w', [1] * 5)], F32), "tensor 'w': has 5 dimensions; 1 to 4"),
     'no dimension': (gguf_bytes([], [entry('w', [])]) + bytes(64), "tensor 'w': has 0 dimensions"),
     'product wraps': (gguf_bytes([], [entry('w', [2**32, 2**32])]), "tensor 'w': has the impossible dimensions"),
     'product wraps to 32': (gguf_bytes([], [entry('w', [2**63 + 4, 2, 4])]), 'impossible dimensions'),
@@ -386,6 +405,7 @@ def test_inference_of_kinds():
                         'uint16': np.uint16(3), 'float64': np.float64(1), 'int32[]': [1, -1], 'uint32[]': [2**31, 0], 'int64[]': [2**31, -1],
                         'string[]': ['a'], 'float32[]': [0.5], 'bool[]': [True, False], 'float16[]': np.zeros(1, np.float16)}.items():
         assert infer_kind(value) == kind
+    assert infer_kind([1, 2]) == 'int32[]'  # as gguf-py writes a list of small numbers
     with pytest.raises(ValueError, match="metadata key 'k': unknown kind 'float16"): pack_key('k', np.zeros(1, np.float16))
     assert pack_key('k', [1.5, 2.5]) == text('k') + pack('<IIQff', 9, 6, 2, 1.5, 2.5)
 
@@ -469,6 +489,7 @@ def test_summary(tmp_path):
     with ModelFile(tmp_path / 'a.gguf') as mf: s = summary(mf)
     assert (s['architecture'], s['name'], s['layers'], s['context'], s['tokens'], s['tensors'], s['parameters']) == ('llama', 'tiny', 3, 99, 2, 3, 520)
     assert s['types'] == {'Q4_K': dict(tensors=1, parameters=512, bytes=288), 'F32': dict(tensors=2, parameters=8, bytes=32)}
+    assert list(s['types']) == ['Q4_K', 'F32']  # the heaviest first
     assert s['file_bytes'] == (tmp_path / 'a.gguf').stat().st_size and s['tensor_bytes'] == 320 and s['bits_per_weight'] == 4.923
     write_gguf(tmp_path / 'b.gguf', {}, [])
     with ModelFile(tmp_path / 'b.gguf') as mf: assert summary(mf)['bits_per_weight'] == 0 and summary(mf)['architecture'] is None

@@ -1,0 +1,54 @@
+"""How long a file with a large vocabulary takes to open, here and with gguf-py, in turns.
+
+    python tests/time_modelfile.py --tokens 250000 --passes 3 --record"""
+import argparse, datetime, json, platform, subprocess, sys, tempfile, time
+from pathlib import Path
+
+import gguf
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from alphabook.modelfile import ModelFile, write_gguf
+
+
+def timed(f):
+    start = time.perf_counter()
+    f()
+    return time.perf_counter() - start
+
+
+def measure(tokens, passes):
+    "{arm: seconds of each pass}, the arms interleaved, files in the disk cache."
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / 'vocabulary.gguf'
+        words = [f'token {i}' for i in range(tokens)]
+        write_gguf(path, {'general.architecture': 'llama', 'tokenizer.ggml.tokens': words}, [])
+        arms = {'open': lambda: ModelFile(path).close(), 'open and decode': lambda: ModelFile(path).meta['tokenizer.ggml.tokens'],
+                'open, gguf-py': lambda: gguf.GGUFReader(path)}
+        times = {arm: [] for arm in arms}
+        for _ in range(passes):
+            for arm, f in arms.items(): times[arm].append(timed(f))
+    return times
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument('--tokens', type=int, default=250_000)
+    p.add_argument('--passes', type=int, default=3)
+    p.add_argument('--record', action='store_true', help='write data/results/cpu/modelfile-open-DATE.json')
+    args = p.parse_args()
+    times, date = measure(args.tokens, args.passes), datetime.date.today().isoformat()
+    for arm, t in times.items(): print(f'{arm:18}{min(t):9.4f} s  (best of {len(t)}; worst {max(t):.4f} s)')
+    if not args.record: return
+    commit = subprocess.run(['git', 'rev-parse', 'HEAD'], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    empty = dict.fromkeys('quantization context width mode drafter'.split())
+    rows = [dict(empty, model=f'{args.tokens} tokens, no weights', arm=arm, value=round(min(t), 5), unit='s', n=len(t),
+                 spread=[round(min(t), 5), round(max(t), 5)]) for arm, t in times.items()]
+    path = ROOT / f'data/results/cpu/modelfile-open-{date}.json'
+    command = f'python tests/time_modelfile.py --tokens {args.tokens} --passes {args.passes} --record'
+    path.write_text(json.dumps(dict(topic='modelfile-open', device=f'cpu {platform.machine()}', date=date, commit=commit, command=command,
+                                    contract_version=None, rows=rows), indent=1) + '\n')
+    print(path)
+
+
+if __name__ == '__main__': main()
