@@ -275,7 +275,7 @@ def gemv(w, x, xa, xm, xo, xd, out, buf, tb, ib, nt, far):
 def runner(kind, order, W, threads, distance=1024, portable=False):
     f = build(kind, order, W == 1, portable)
     buf, tb, ib = aligned(threads * W * 128, np.float32), aligned(threads * W * 16, np.float32), aligned(threads * W * 32, np.int32)
-    def run(w, acts, out): f(w, *acts, out, buf, tb, ib, threads, distance)
+    def run(w, acts, out): nb.set_num_threads(threads); f(w, *acts, out, buf, tb, ib, threads, distance)
     return run
 
 @nb.njit(parallel=True, **STRICT)
@@ -304,7 +304,7 @@ def check(kinds, portable, small):
                     xx = {k: v[:W] for k, v in x.items()}; acts = pack_acts(xx, kind)
                     for order in ref.orders(kind):
                         want = np.ascontiguousarray(ref.product(m, xx, order)).view(np.int32)
-                        for threads in (1, 2):
+                        for threads in (1, min(2, nb.config.NUMBA_NUM_THREADS)):
                             if (order, W, threads) not in runs: runs[order, W, threads] = runner(kind, order, W, threads, portable=portable)
                             out = np.full((W, 16 * G), np.nan, np.float32); runs[order, W, threads](w, acts, out)
                             d = int((out[:, :R].view(np.int32) != want).sum()); n += W * R; bad += d
@@ -338,7 +338,7 @@ def time_all(kinds, shapes, widths, threads, total, deadline, log):
                     if W == 0:
                         out = np.zeros(nt * 16, np.int32)
                         views = [pool[i * size:(i + 1) * size + 8192] for i in range(n)]
-                        us, sp, c = timed(lambda i: read(views[i], out, size, nt), n)
+                        nb.set_num_threads(nt); us, sp, c = timed(lambda i: read(views[i], out, size, nt), n)
                         log(dict(quantization=kind, shape=[N, K], threads=nt, width=0, arm="read", us=round(us, 1), gbs=round(size / us / 1e3, 2), spread=round(sp, 1), n=c)); continue
                     x = ref.random_acts(W, K, rng); acts = pack_acts(x, kind); out = aligned(W * N, np.float32).reshape(W, N)
                     for distance in ((1024, 4608) if W <= 2 else (4608,)):
@@ -349,7 +349,7 @@ def time_all(kinds, shapes, widths, threads, total, deadline, log):
 
 def main():
     p = argparse.ArgumentParser(); p.add_argument("what", choices=["check", "time", "both"]); p.add_argument("--kinds", default=",".join(ref.TYPES)); p.add_argument("--portable", action="store_true")
-    p.add_argument("--small", action="store_true"); p.add_argument("--threads", default="1,4"); p.add_argument("--widths", default="1,2,8,16"); p.add_argument("--shapes", default="4096x4096,2048x2048")
+    p.add_argument("--small", action="store_true"); p.add_argument("--threads", default="1,4"); p.add_argument("--widths", default="1,8,16"); p.add_argument("--shapes", default="4096x4096,2048x2048")
     p.add_argument("--total", type=int, default=640_000_000); p.add_argument("--deadline", type=float, default=100); p.add_argument("--out", default=".")
     a = p.parse_args(); kinds = a.kinds.split(",")
     if not VNNI and not a.portable:
