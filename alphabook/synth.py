@@ -7,11 +7,13 @@ __all__ = ['SHAPES', 'MIXES', 'SYNTH_TYPES', 'FRESH_WEIGHTS', 'POOL_WEIGHTS', 'M
            'GEMMA_CHAT', 'FILE_TYPES', 'MTP_ARCHS', 'Shape', 'dense_config', 'experts', 'delta_net', 'flash_next',
            'gpt_oss', 'layer_shapes', 'all_shapes', 'fit_type', 'more_bits', 'pick_type', 'moments', 'vector_values',
            'coprime', 'Pools', 'tensor_data', 'made_up_words', 'byte_chars', 'byte_vocabulary', 'piece_vocabulary',
-           'linear_keys', 'flash_next_keys', 'metadata', 'choose_shape', 'synth']
+           'linear_keys', 'flash_next_keys', 'metadata', 'check_space', 'choose_shape', 'synth']
 
-# %% ../nbs/06b_synth.ipynb #cc3ca4be
+# %% ../nbs/06b_synth.ipynb #9e2de62c
+import difflib
 import math
 import os
+import shutil
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
@@ -438,20 +440,36 @@ def metadata(s: Shape, name: str, type: str, mtp: int = 0) -> dict:
     vocabulary = piece_vocabulary(s.n_vocab) if s.arch == 'gemma3' else byte_vocabulary(s.n_vocab, s.pre)
     return general | {f'{s.arch}.{key}': value for key, value in keys.items()} | vocabulary
 
+# %% ../nbs/06b_synth.ipynb #59a829cb
+def check_space(
+    tensors: list[tuple],  # (name, shape, type)
+    out: Path,
+) -> int:  # bytes of all tensors
+    "ValueError if they don't fit on the disk of `out`."
+    need = sum(math.prod(shape[:-1]) * TYPE[type].nbytes(shape[-1]) for _, shape, type in tensors)
+    free = shutil.disk_usage(out.parent).free if out.parent.is_dir() else need
+    if need > free:
+        raise ValueError(f'{out}: needs {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free there; '
+                         'another disk, a smaller type or fewer layers would be right')
+    return need
+
 # %% ../nbs/06b_synth.ipynb #04917359
 MTP_ARCHS = ('qwen3next', 'qwen35', 'qwen35moe')
 
-# %% ../nbs/06b_synth.ipynb #efc2f0be
+# %% ../nbs/06b_synth.ipynb #fcf4090b
 def choose_shape(like: str, n_layers: int | None, mtp: int, changes: dict) -> Shape:
     "The named shape with changes. ValueError: unknown name or field, a bad count, MTP where there is none."
     if like not in SHAPES:
-        raise ValueError(f'no shape named {like!r}; known are {", ".join(SHAPES)}')
+        near = difflib.get_close_matches(str(like), SHAPES, 1)
+        hint = f'did you mean {near[0]}? Known are' if near else 'known are'
+        raise ValueError(f'no shape named {like!r}; {hint} {", ".join(SHAPES)}')
     known = [f.name for f in fields(Shape)][1:]
     for key, value in changes.items():
         if key not in known:
             raise ValueError(f'a shape has no field {key!r}; it has {", ".join(known)}')
-        if type(value) not in (int, float, bool, str) or not isinstance(value, str) and value < 0:
-            raise ValueError(f'{key}: is {value!r}; a number from 0 on would be right')
+        least = int(key in ('n_layer', 'n_embd', 'n_head', 'n_kv_head', 'head_dim', 'n_vocab'))
+        if type(value) not in (int, float, bool, str) or not isinstance(value, str) and value < least:
+            raise ValueError(f'{key}: is {value!r}; a number from {least} on would be right')
     s = SHAPES[like]
     if n_layers is not None:
         if type(n_layers) is not int or not 1 <= n_layers <= 512:
@@ -461,7 +479,7 @@ def choose_shape(like: str, n_layers: int | None, mtp: int, changes: dict) -> Sh
         raise ValueError(f'mtp: is {mtp!r}; 0 would be right for {s.arch} (0 or 1 for {", ".join(MTP_ARCHS)})')
     return replace(s, **changes)
 
-# %% ../nbs/06b_synth.ipynb #84f33cd5
+# %% ../nbs/06b_synth.ipynb #67596280
 def synth(
     like: str,  # a name of SHAPES
     type: str,  # one of SYNTH_TYPES
@@ -475,8 +493,11 @@ def synth(
     s, known = choose_shape(like, n_layers, mtp, changes), {t.upper(): t for t in SYNTH_TYPES}
     if str(type).upper() not in known:
         raise ValueError(f'type {type!r} can not be written; one of {", ".join(SYNTH_TYPES)} would be right')
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
+        raise ValueError(f'seed: is {seed!r}; an integer from 0 on, below 2^64, would be right')
     type, pools = known[str(type).upper()], Pools(seed)
     tensors = [(name, shape, pick_type(name, shape, s, type)) for name, shape in all_shapes(s, mtp).items()]
+    check_space(tensors, Path(out))
     write_gguf(out, metadata(s, f'{like} of noise', type, mtp), [
         (name, shape, t, tensor_data(name, shape, t, s, seed, pools)) for name, shape, t in tensors])
     return Path(out)
