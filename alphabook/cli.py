@@ -7,7 +7,7 @@ __all__ = ['LATER', 'PROMPTS', 'Parser', 'size', 'engine_flags', 'sampling_flags
            'check_sampling', 'load_engine', 'sampling_of', 'say', 'rates', 'cmd_generate', 'cmd_chat', 'cmd_info',
            'cmd_fetch', 'cmd_synth', 'parse_widths', 'cmd_compare', 'main']
 
-# %% ../nbs/28_cli.ipynb #0517be32
+# %% ../nbs/28_cli.ipynb #cddc3f00
 import argparse
 import json
 import re
@@ -18,7 +18,7 @@ from pathlib import Path
 import alphabook
 from .comparator import compare_model, passed
 from .config import load_config
-from .engine import Engine, Generation, check_flags, pick_backend, run, set_threads
+from .engine import Engine, Generation, check_flags, pick_backend, run
 from .fetch import MODELS, fetch, resolve_model
 from .modelfile import ModelFile, summary
 from .synth import synth
@@ -204,7 +204,7 @@ def cmd_synth(args) -> int:
     else: say(f"{args.out}: {n:,} bytes in {seconds:.1f} s")
     return 0
 
-# %% ../nbs/28_cli.ipynb #30e6a901
+# %% ../nbs/28_cli.ipynb #15df9765
 PROMPTS = ("The capital of France is", "def fibonacci(n):\n    \"\"\"Return the n-th Fibonacci number.\"\"\"\n    if n < 2:\n",
            "Il était une fois, dans un pays lointain, une princesse qui")
 
@@ -219,13 +219,12 @@ def cmd_compare(args) -> int:
     "alphabook compare"
     check_flags(args.mode, args.drafter, args.kv)
     if pick_backend(args.device) != "cpu": raise ValueError(f"--device {args.device}: compare runs the CPU backend against the others")
-    set_threads(args.threads)
     widths = [*range(1, 9), 16, 32, 64] if args.all else parse_widths(args.widths)
     with ModelFile(resolve_model(args.model)) as mf:
         cfg, tokenizer = load_config(mf), Tokenizer.from_meta(mf.meta, str(mf.path))
         slow = args.all or mf.nbytes < 200_000_000
         result = compare_model(mf, cfg, [tokenizer.encode(p) for p in args.prompt or PROMPTS], widths,
-                               n=2*max(widths) if args.all else 24, numpy_positions=4 if slow else 0,
+                               n=2*max(widths) if args.all else 24, numpy_positions=4 if slow else 0, threads=args.threads,
                                progress=(lambda arm, number: say(f"prompt {number + 1}: {arm}")) if sys.stderr.isatty() else None)
     if args.json: print(json.dumps(result))
     else:

@@ -6,10 +6,9 @@
 __all__ = ['greedy_ids', 'one_row', 'Arm', 'width_arm', 'reject_arm', 'chunk_arm', 'reuse_arm', 'judge', 'standard_arms',
            'compare_model', 'passed']
 
-# %% ../nbs/12_comparator.ipynb #ac367c3e
+# %% ../nbs/12_comparator.ipynb #bf9469d0
 from dataclasses import asdict, dataclass
 
-import numba
 import numpy as np
 
 import alphabook.arithmetic as numpy_backend
@@ -92,7 +91,7 @@ def reuse_arm(model: Model, ids, n_prompt: int, _, arm: Arm):
     arm.work += len(other)
     yield from enumerate(run_round(model, cache, ids[n_prompt:]), n_prompt)
 
-# %% ../nbs/12_comparator.ipynb #1ab2f59e
+# %% ../nbs/12_comparator.ipynb #1ce16cf6
 def judge(arm: Arm, results, # iterable of (position, logits)
           reference, # float32 [n, n_vocab]
           ): # dict or None: the first mismatch
@@ -124,12 +123,13 @@ def compare_model(mf, cfg, # open file and its configuration
                   widths = (1, 2, 4, 8, 16), # widths of verify rounds
                   n: int = 24, # tokens to generate after each prompt
                   numpy_positions: int = 4, # positions for the numpy spec, which is slow; 0: skip it
+                  threads: int = None, # threads of all arms but one; None: all cores
                   progress = None, # called with (arm name, prompt number)
                   ) -> dict: # positions, comparisons, mismatches, first_mismatch, arms
     "Run every arm on every prompt against one-row decoding on the CPU backend."
     model, arms, first, positions = Model(mf, cfg, cpu_backend), {}, None, 0
     spec = Model(mf, cfg, numpy_backend) if numpy_positions else None
-    threads = numba.get_num_threads()
+    threads = cpu_backend.set_threads(threads)
     for number, prompt in enumerate(prompts):
         ids = greedy_ids(model, prompt, n)
         reference = one_row(model, ids)
@@ -140,9 +140,9 @@ def compare_model(mf, cfg, # open file and its configuration
             arm = arms.setdefault(name, Arm(name))
             if progress: progress(name, number)
             text = ids[:numpy_positions] if runner is spec else ids
-            numba.set_num_threads(1 if name == "one thread" else threads)
+            cpu_backend.set_threads(1 if name == "one thread" else threads)
             mismatch = judge(arm, f(runner, text, len(prompt), parameter, arm), reference)
-            numba.set_num_threads(threads)
+            cpu_backend.set_threads(threads)
             first = first or mismatch
     if not spec: arms["numpy spec"] = Arm("numpy spec", status="skipped: slow on a model of this size, ask for it with --all")
     done = list(arms.values())

@@ -5,14 +5,15 @@
 # %% auto #0
 __all__ = ['float_bits', 'bits_float', 'F', 'MAGIC', 'LOG2E', 'LN2_HI', 'LN2_LO', 'EXP_MAX', 'EXP_MIN', 'P6', 'P5', 'P4', 'P3',
            'P2', 'ZERO', 'ONE', 'INF', 'fma', 'exp', 'silu', 'gelu', 'fold', 'lane_dot', 'quantize_rows', 'quantize',
-           'dot_32', 'product_256', 'product_32', 'product_float', 'Matrix', 'load_matrix', 'matmul', 'embed',
-           'rms_norm', 'gated', 'rope_angles', 'apply_rope', 'half_to_float', 'attention']
+           'dot_32', 'product_256', 'product_32', 'product_float', 'set_threads', 'Matrix', 'load_matrix', 'matmul',
+           'embed', 'rms_norm', 'gated', 'rope_angles', 'apply_rope', 'half_to_float', 'attention']
 
-# %% ../nbs/09_cpu.ipynb #f83baf15
+# %% ../nbs/09_cpu.ipynb #002cecbd
 import os
 
 os.environ.setdefault("NUMBA_THREADING_LAYER", "workqueue")   # read by numba when it starts: see below
 
+import numba
 import numpy as np
 from llvmlite import ir
 from numba import njit, prange, types
@@ -194,7 +195,22 @@ def product_float(wf, x, out):
         s = np.empty(256, F)
         for w in range(x.shape[0]): out[w, r] = lane_dot(wf[r], x[w], s)
 
-# %% ../nbs/09_cpu.ipynb #827d3540
+# %% ../nbs/09_cpu.ipynb #34294ac5
+_threads = [numba.config.NUMBA_NUM_THREADS]
+
+def set_threads(n: int = None, # threads of the CPU backend; None: all cores
+                ) -> int: # threads in use
+    "Set the number of threads, at most the number of cores. `ValueError` below 1."
+    most = numba.config.NUMBA_NUM_THREADS
+    if n is not None and n < 1: raise ValueError(f"--threads {n}: must be at least 1")
+    _threads[0] = min(n or most, most)
+    return _threads[0]
+
+def _share(work: int): # multiplications
+    "Use all threads for the next parallel kernel if it is worth waking them."
+    numba.set_num_threads(_threads[0] if work >= 1 << 22 else 1)
+
+# %% ../nbs/09_cpu.ipynb #378b5796
 class Matrix:
     "A weight matrix [R, K] as the CPU kernels read it; `data` stays the mapped file for embedding rows."
     def __init__(self, data, # uint8 [R, row_bytes]
@@ -234,6 +250,7 @@ def matmul(w: Matrix, # weights [R, K]
            ): # float32 [W, R]
     "x · wᵀ by the contract."
     out = np.empty((len(x), w.n_rows), F)
+    _share(out.size*x.shape[1])
     if w.kind == "float": product_float(w.floats, x, out)
     else:
         xq, xs, xd = quantize(x)
@@ -326,7 +343,7 @@ def apply_rope(x, # float32 [W, heads, head_dim]
     _apply_rope(x, cos, sin, stride, gap, out)
     return out
 
-# %% ../nbs/09_cpu.ipynb #77669eae
+# %% ../nbs/09_cpu.ipynb #74dfd7b2
 @njit(**_jit)
 def half_to_float(h): # uint16 bits of a finite float16 → float32
     "Exact widening of a float16."
@@ -383,5 +400,6 @@ def attention(q, # float32 [W, n_head, D]
               ): # float32 [W, n_head, D]
     "Causal attention over tiles of 64 absolute positions."
     out = np.empty_like(q)
+    _share(2*q.size*int(positions[-1]))
     _attention(q, k.view(np.uint16), v.view(np.uint16), np.asarray(positions, np.int64), window, F(scale), out)
     return out
