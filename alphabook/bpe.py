@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BYTE_CHARS', 'CHAR_BYTES', 'GPT2', 'SHORT', 'SPACES', 'REST', 'WORD', 'QWEN2', 'LLAMA3', 'CJK', 'PUNCTUATED',
            'DEEPSEEK3', 'SLASHED', 'GPT4O', 'ANYCASE', 'BLOOM', 'DIGITS_FROM_RIGHT', 'SCRIPTS', 'CASED_LETTERS',
-           'FAMILIES', 'NAMES', 'PRETOKENIZERS', 'WHOLE_WORDS', 'ADDS_BOS', 'WHITE', 'merge_naive', 'merge',
+           'EASTERN', 'FAMILIES', 'NAMES', 'PRETOKENIZERS', 'WHOLE_WORDS', 'ADDS_BOS', 'WHITE', 'merge_naive', 'merge',
            'byte_alphabet', 'to_byte_chars', 'cased', 'pretokenizer', 'categories', 'python_regex', 'split_words',
            'fast_words']
 
@@ -117,7 +117,10 @@ CASED_LETTERS = (
     r"\u2cf2\u2cf3\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06"
     r"\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃")
 
-# %% ../nbs/04a_bpe.ipynb #18e0ce07
+# %% ../nbs/04a_bpe.ipynb #e5b7a34b
+EASTERN = r'(?:(?!\s)[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff])+'
+
+# %% ../nbs/04a_bpe.ipynb #573dbd4e
 FAMILIES = {
     'gpt2': (GPT2,),
     'digit, gpt2': (r'\p{N}', GPT2),
@@ -132,9 +135,9 @@ FAMILIES = {
     'seed': (SHORT + "|" + WORD + r"|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|" + SPACES,),
     'bailing': (r"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|" + WORD
                 + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",),
-    'deepseek-llm': (r'[\r\n]', rf'\s?[{CASED_LETTERS}]+', r'\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+',
-                     r'\s+\z', r'[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+', r'\p{N}+'),
-    'deepseek-coder': (r'[\r\n]', r'\s?\p{L}+', r'\s?\p{P}+', r'[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+', r'\p{N}'),
+    'deepseek-llm': (r'[\r\n]', rf'\s?[{CASED_LETTERS}]+',
+                     r'\s?(?:(?!\s)[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002])+', r'\s+\z', EASTERN, r'\p{N}+'),
+    'deepseek-coder': (r'[\r\n]', r'\s?\p{L}+', r'\s?\p{P}+', EASTERN, r'\p{N}'),
     'deepseek3': (r'\p{N}{1,3}', CJK, DEEPSEEK3),
     'spark': (r'\p{N}{1,3}', CJK, PUNCTUATED + r"| ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+"),
     'afmoe': (DIGITS_FROM_RIGHT, SCRIPTS, DEEPSEEK3),
