@@ -409,14 +409,13 @@ def quantize_q8_0(x: np.ndarray) -> np.ndarray:
     d = np.abs(x).max(-1, keepdims=True) / np.float32(127)
     return blank(len(x), 'Q8_0', d=d[:, 0], qs=round_away(x*inverse(d)).astype(np.int8))
 
-# %% ../nbs/02a_blocks.ipynb #a6e9ca26
+# %% ../nbs/02a_blocks.ipynb #05c05844
 def encode_floats(x: np.ndarray, type: str) -> np.ndarray:
     "float32 rows as F32, F16 or BF16 bytes, rounded half to even."
     if type == 'F32': return x.astype('<f4').view(np.uint8)
     if type == 'F16':
-        with np.errstate(over='ignore'): half = x.astype('<f2')
-        if not np.isfinite(half).all(): raise ValueError('F16: a weight is too large for float16 (65504)')
-        return half.view(np.uint8)
+        if np.abs(x).max(initial=0) >= 65520: raise ValueError('F16: a weight is too large for float16 (65504)')
+        return x.astype('<f2').view(np.uint8)
     bits = x.view(np.uint32).astype(np.uint64)
     bits = (bits + np.uint64(0x7fff) + (bits >> np.uint64(16) & np.uint64(1))) >> np.uint64(16)
     return bits.astype('<u2').view(np.uint8)
@@ -455,13 +454,15 @@ def set_scale(b: np.ndarray, d: np.ndarray, rng: np.random.Generator) -> None:
 
 SET_SCALE: dict[str, Callable] = {}     # the types that keep their scale in another way
 
-# %% ../nbs/02a_blocks.ipynb #ffabcaff
+# %% ../nbs/02a_blocks.ipynb #5f0f6553
 def center(b: np.ndarray, f: Format, d: np.ndarray) -> None:
     "Set the offsets of blocks with a field `m` to the middle of their range."
     middle = np.float32(sum(f.q)/2)
     b['m'] = d*middle*np.sign(np.float32(sum(f.mn)))
-    if f.name == 'Q2_K': b['scales'] = (b['scales'] & 15)*17
-    if f.name in ('Q4_K', 'Q5_K'): b['scales'] = pack_scales(*2*(unpack_scales(b['scales'])[0],))
+    if 'scales' in b.dtype.names:                                  # mn = sc
+        s = b['scales']
+        if f.name != 'Q2_K': s[:, 4:8], s = s[:, :4], s[:, 8:]
+        s[:] = (s & 15)*17
 
 # %% ../nbs/02a_blocks.ipynb #1cfc7d72
 def raw_blocks(
