@@ -17,7 +17,7 @@ from .elementary import exp, f32, fma, fold, gelu, i32, i64, lane_dot, lane_sum,
 # %% ../nbs/03b_arithmetic.ipynb #a48674b1
 CONTRACT_VERSION = "1"
 
-# %% ../nbs/03b_arithmetic.ipynb #f2e006fd
+# %% ../nbs/03b_arithmetic.ipynb #b6624dc4
 def _sub_sums(view: IntView, # weights
               x, # int8 activations of one column, padded to whole blocks: [nb, block]
               ): # int64 [R, nb, G], int64 [nb, G]
@@ -35,13 +35,15 @@ def _int32(s): # int64
 def leaves_256(view: IntView, # superblocks of 256 weights
                q, a, d, # one column of Acts: int8 [nb, 256], int32 [nb, 8], float32 [nb]
                ): # float32 [R, nb]
-    "Leaves of superblock types: (d·f(S) − m·f(M))·x_d, no fma."
+    "Leaves of superblock types: (d·f(S) − m·f(M))·x_d, or (d·(f(S₀) + f(S₁)))·x_d over halves; no fma."
     dots, sums = _sub_sums(view, q)                                        # (R, nb, G), (nb, G)
     a = a.astype(i64).repeat(dots.shape[-1]//8, -1)                        # (nb, G)
     scaled = dots*a if view.sc is None else dots*(view.sc*a)
-    t = view.d*_int32(scaled.sum(-1)).astype(f32)
-    if view.mn is not None: t = t - view.m*_int32((view.mn*(sums*a)).sum(-1)).astype(f32)
-    return t*d
+    if view.m is not None:
+        M = _int32((view.mn*(sums*a)).sum(-1)).astype(f32)
+        return (view.d*_int32(scaled.sum(-1)).astype(f32) - view.m*M)*d
+    S0, S1 = (_int32(half.sum(-1)).astype(f32) for half in np.split(scaled, 2, -1))
+    return (view.d*(S0 + S1))*d
 
 def leaves_32(view: IntView, # blocks of 32 weights
               q, a, d, # one column of Acts

@@ -98,25 +98,25 @@ def lane_dot(x, y, s): # float32 [n], float32 [n], scratch float32 [256]
     for l in range(n % L): s[l] = fma(x[n - n % L + l], y[n - n % L + l], s[l])
     return fold(s, L)
 
-# %% ../nbs/09_cpu.ipynb #13e7361e
+# %% ../nbs/09_cpu.ipynb #740fb23f
 @njit(**_jit)
 def _quantize_block(x, q, sums, n): # float32 [n ≤ 256] → int16 [256] = a·q, int32 [16] = sums of a·q; returns d
     "Quantize one group of up to 256 activations; q and sums must come zeroed."
     top = ZERO
     for i in range(n): top = max(top, abs(x[i]))
     if top < F(2.0**-100): return ZERO
-    inv = (F(127)/top)*F(16)
+    inv = (F(127)/top)*F(32)
     for j in range(0, n, 32):
         end = min(j + 32, n)
         amax = ZERO
         for i in range(j, end): amax = max(amax, abs(x[i]))
-        a = min(16, 1 + np.int32((amax*F(16))/top))
+        a = min(32, 1 + np.int32((amax*F(32))/top))
         f = inv/F(a)
         for i in range(j, end):
             v = np.int32(float_bits(x[i]*f + MAGIC) - np.int32(0x4B400000))*a
             q[i] = v
             sums[i >> 4] += v
-    return top/F(2032)
+    return top/F(4064)
 
 @njit(**_jit)
 def quantize_rows(x, q, sums, d): # float32 [W, K] → int16 [W, nb·256], int32 [W, nb·16], float32 [W, nb]
@@ -151,24 +151,34 @@ def dot_32(typingctx, q, row, at, x, x_row, x_at):
         return builder.call(total, [builder.mul(load(0, 8), load(3, 16))])
     return types.int32(q, types.intp, types.intp, x, types.intp, types.intp), codegen
 
-# %% ../nbs/09_cpu.ipynb #778986f5
+# %% ../nbs/09_cpu.ipynb #90d0edf3
+@njit(**_jit)
+def _int_dot(q, x): # int16 [n], int16 [n] → int32
+    "Integer dot product; the caller knows that it fits."
+    S = np.int32(0)
+    for i in range(q.size): S = np.int32(S + np.int32(np.int32(q[i])*np.int32(x[i])))
+    return S
+
+@njit(**_jit)
+def _min_dot(mn, sums): # int16 [16], int32 [16] → int32
+    "Integer dot product of minima and sums of activations."
+    M = np.int32(0)
+    for j in range(16): M = np.int32(M + np.int32(np.int32(mn[j])*sums[j]))
+    return M
+
 @njit(parallel=True, **_jit)
 def product_256(qs, mn, d, m, has_min, xq, xs, xd, out):
     """Superblock types. qs int16 [R, nb·256] = sc·q, mn int16 [R, nb·16], d and m float32 [R, nb] (mn and m are read
     only if has_min), activations from `quantize`, out float32 [W, R]."""
-    nb = d.shape[1]
     for r in prange(d.shape[0]):
         for w in range(xq.shape[0]):
             total = ZERO
-            for b in range(nb):
-                wq, x = qs[r, b*256:b*256 + 256], xq[w, b*256:b*256 + 256]
-                S = np.int32(0)
-                for i in range(256): S = np.int32(S + np.int32(np.int32(wq[i])*np.int32(x[i])))
-                t = d[r, b]*F(S)
-                if has_min:
-                    M = np.int32(0)
-                    for j in range(b*16, b*16 + 16): M = np.int32(M + np.int32(np.int32(mn[r, j])*xs[w, j]))
-                    t = t - m[r, b]*F(M)
+            for b in range(d.shape[1]):
+                i = b*256
+                S0 = _int_dot(qs[r, i:i + 128], xq[w, i:i + 128])
+                S1 = _int_dot(qs[r, i + 128:i + 256], xq[w, i + 128:i + 256])
+                if has_min: t = d[r, b]*F(np.int32(S0 + S1)) - m[r, b]*F(_min_dot(mn[r, b*16:b*16 + 16], xs[w, b*16:b*16 + 16]))
+                else: t = d[r, b]*(F(S0) + F(S1))
                 total = total + t*xd[w, b]
             out[w, r] = total
 

@@ -110,8 +110,8 @@ def test_integer_sums_fit(type):
 
 
 def test_known_bounds():
-    assert int_bound('Q6_K') == 2130706432 and int_bound('Q4_K') == 256*15*127*63*16 and int_bound('TQ1_0') == 256*127*16
-    assert offset_bound('Q4_K') == 256*127*63*16 and offset_bound('Q6_K') == 0
+    assert int_bound('Q6_K') == 2130706432 and int_bound('Q4_K') == 256*15*127*63*32 and int_bound('TQ1_0') == 128*127*32
+    assert offset_bound('Q4_K') == 256*127*63*32 and offset_bound('Q6_K') == 0
 
 
 @pytest.mark.parametrize('call', [
@@ -201,9 +201,9 @@ def acts_naive(x):
     q, a = [], []
     for j in range(8):
         group = x[32*j:32*j + 32]
-        a.append(min(16, 1 + int(max(abs(v) for v in group)*f(16)/A)))
-        q += [round(float(v*(f(127)/A*f(16)/f(a[-1])))) for v in group]
-    return q, a, A/f(2032)
+        a.append(min(32, 1 + int(max(abs(v) for v in group)*f(32)/A)))
+        q += [round(float(v*(f(127)/A*f(32)/f(a[-1])))) for v in group]
+    return q, a, A/f(4064)
 
 
 @pytest.mark.parametrize('scale', [2.0**-140, 2.0**-101, 2.0**-99, 1e-3, 1, 1e9, 2.0**116])
