@@ -47,5 +47,6 @@ def exported_names(chapter: Chapter) -> list[str]:
     path = ROOT / "alphabook" / f"{chapter.module}.py"
     if not chapter.module or not path.exists(): return []
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__": return ast.literal_eval(node.value)
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            return ast.literal_eval(node.value)
     return []

@@ -5,7 +5,7 @@
 
 The site needs no server and no network: styles, scripts, search and figures lie beside the pages.
 """
-import argparse, html, json, re, shutil, subprocess, sys
+import argparse, html, importlib.util, json, re, shutil, subprocess, sys
 from itertools import groupby
 from pathlib import Path
 
@@ -43,7 +43,8 @@ def executed(chapter: Chapter) -> Path:
     "The chapter with its outputs; runs it if nothing it depends on was run before."
     out = cache_path(chapter.path)
     if not out.exists():
-        run = subprocess.run([sys.executable, DOCS / "execute.py", chapter.path, out], capture_output=True, text=True, timeout=5 * SECONDS)
+        run = subprocess.run([sys.executable, DOCS / "execute.py", chapter.path, out],
+                             capture_output=True, text=True, timeout=5 * SECONDS)
         if run.returncode: raise RuntimeError(f"{chapter.path.name} does not run:\n{run.stderr}")
         print(run.stdout.strip(), file=sys.stderr)
     return out
@@ -68,45 +69,50 @@ def names_page(book: list[Chapter]) -> str:
     out = []
     for c in book:
         if names := exported_names(c):
-            links = " ".join(f'<li><a href="{c.url}#api-{n}"><code>{n}</code></a></li>' for n in sorted(names, key=str.lower))
-            out.append(f'<h2 id="{c.module}"><a href="{c.url}">{c.number} {html.escape(c.title)}</a></h2><ul class="names">{links}</ul>')
+            items = [f'<li><a href="{c.url}#api-{n}"><code>{n}</code></a></li>' for n in sorted(names, key=str.lower)]
+            out += [f'<h2 id="{c.module}"><a href="{c.url}">{c.number} {html.escape(c.title)}</a></h2>',
+                    f'<ul class="names">{" ".join(items)}</ul>']
     return "\n".join(out)
 
 def math_font(out: Path):
     "STIX Two Math (SIL Open Font License, carried by the package ziamath), cut down to what formulas need."
-    import ziamath
     from fontTools import subset
+    package = Path(importlib.util.find_spec("ziamath").origin).parent
     options = subset.Options(flavor="woff", layout_features=["*"])
     options.drop_tables += ["DSIG"]
-    font = subset.load_font(Path(ziamath.__file__).parent / "fonts" / "STIXTwoMath-Regular.ttf", options)
+    font = subset.load_font(package / "fonts" / "STIXTwoMath-Regular.ttf", options)
     cut = subset.Subsetter(options)
-    cut.populate(unicodes=[*range(0x20, 0x180), *range(0x370, 0x400), *range(0x2000, 0x2400), *range(0x27C0, 0x2B00), *range(0x1D400, 0x1D800)])
+    ranges = (0x20, 0x180), (0x370, 0x400), (0x2000, 0x2400), (0x27C0, 0x2B00), (0x1D400, 0x1D800)
+    cut.populate(unicodes=[c for first, end in ranges for c in range(first, end)])
     cut.subset(font)
     subset.save_font(font, out, options)
 
 def search_entries(page: Page, title: str) -> list[dict]:
     "One entry a section: u(rl), p(age), s(ection), t(ext)."
-    return [dict(u=page.url + (f"#{s['id']}" if s["id"] else ""), p=title, s=s["title"], t=re.sub(r"\s+", " ", " ".join(s["text"])))
-            for s in page.sections]
+    return [dict(u=page.url + (f"#{s['id']}" if s["id"] else ""), p=title, s=s["title"],
+                 t=re.sub(r"\s+", " ", " ".join(s["text"]))) for s in page.sections]
 
 def build(out: Path = ROOT / "_docs", nbs: Path = ROOT / "nbs") -> Path:
     "Write the whole site; returns the path of its first page."
     book = chapters(nbs)
     sys.path.insert(0, str(ROOT))
+    for c in book: executed(c)   # a chapter that does not run stops the build before the old site is gone
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     names = {n: f"{c.url}#api-{n}" for c in book for n in exported_names(c)}
-    template = Environment(loader=FileSystemLoader(DOCS), autoescape=False, undefined=StrictUndefined).get_template("page.html")
+    template = Environment(loader=FileSystemLoader(DOCS), undefined=StrictUndefined).get_template("page.html")
     parts = [(part, list(group)) for part, group in groupby(book, lambda c: c.part)]
     index = []
 
     def write(page: Page, title: str, content: str, chapter: Chapter | None = None):
-        i = book.index(chapter) if chapter else None
+        i = book.index(chapter) if chapter else -1
         index.extend(search_entries(page, f"{chapter.number} {title}" if chapter else title))
         (out / page.url).write_text(template.render(
-            page=page, title=title, content=content, chapter=chapter, parts=parts, e=html.escape, also=ALSO, inline=page.md.renderInline,
+            title=title, content=content, chapter=chapter, parts=parts, also=ALSO, e=html.escape,
+            inline=page.md.renderInline,
             toc=[s for s in page.sections if s["level"] == 2 and s["id"]],
-            before=book[i - 1] if i else None, after=book[i + 1] if i is not None and i + 1 < len(book) else None), encoding="utf-8")
+            before=book[i - 1] if i > 0 else None,
+            after=book[i + 1] if 0 <= i < len(book) - 1 else None), encoding="utf-8")
 
     new = lambda url: Page(url, names, out / "figures", site_link)
     for c in book:

@@ -17,9 +17,10 @@ def cache_path(
 ) -> Path: # where its executed copy lies; the name changes with anything that the chapter may depend on
     "A chapter depends on itself, its own and earlier chapters' modules, recorded results, and the libraries."
     notebook, key = Path(notebook).resolve(), hashlib.sha256()
-    earlier = [nb.stem.split("_", 1)[-1] for nb in sorted(notebook.parent.glob("[0-9]*.ipynb")) if nb.name <= notebook.name]
-    modules = [ROOT / "alphabook" / f"{name}.py" for name in earlier]
-    for path in [notebook, Path(__file__), ROOT / "docs" / "matplotlibrc", *modules, *sorted(ROOT.glob("data/**/*.json"))]:
+    earlier = [nb for nb in sorted(notebook.parent.glob("[0-9]*.ipynb")) if nb.name <= notebook.name]
+    modules = [ROOT / "alphabook" / f"{nb.stem.split('_', 1)[-1]}.py" for nb in earlier]
+    results = sorted(ROOT.glob("data/**/*.json"))
+    for path in [notebook, Path(__file__), ROOT / "docs" / "matplotlibrc", *modules, *results]:
         if path.exists(): key.update(path.name.encode() + b"\0" + path.read_bytes())
     for name in ("numpy", "numba", "matplotlib", "torch"):
         try: key.update(f"{name} {importlib.metadata.version(name)}".encode())
@@ -35,10 +36,12 @@ def execute(
     sys.path.insert(0, str(ROOT))
     from execnb.shell import CaptureShell
     from fastcore.nbio import write_nb
+    from matplotlib_inline.backend_inline import set_matplotlib_formats
     from nbdev.process import NBProcessor
     from nbdev.test import _skip_cell
     nb = NBProcessor(notebook, rm_directives=False, process=True).nb
-    shell, start = CaptureShell(notebook, mpl_format="svg"), time.perf_counter()
+    shell, start = CaptureShell(notebook), time.perf_counter()
+    set_matplotlib_formats("svg", "retina")   # the site takes the SVG, or the PNG where that is far smaller
     os.chdir(Path(notebook).parent)
     try: shell.run_all(nb, exc_stop=True, preproc=_skip_cell(nb))
     except Exception: sys.exit(shell.prettytb(fname=notebook))

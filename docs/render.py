@@ -16,6 +16,7 @@ from pygments.util import ClassNotFound
 from book import Chapter, exported_names
 
 MATHML = "http://www.w3.org/1998/Math/MathML"
+OVER = {"msub": "munder", "msup": "mover", "msubsup": "munderover"}
 ET.register_namespace("", MATHML)
 slug = lambda text: re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", text.lower())).strip("-") or "section"
 plain = lambda markup: re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", markup))).strip()
@@ -27,8 +28,8 @@ def math(latex: str, display: bool = False) -> str:
     tree.set("alttext", latex.strip())
     for node in tree.iter() if display else []:
         kind = node.tag.removeprefix(f"{{{MATHML}}}")
-        if kind in ("msub", "msup", "msubsup") and (node[0].text or "").strip() in ("∑", "∏", "max", "min", "lim", "argmax", "argmin"):
-            node.tag = f"{{{MATHML}}}" + {"msub": "munder", "msup": "mover", "msubsup": "munderover"}[kind]
+        if kind in OVER and (node[0].text or "").strip() in ("∑", "∏", "max", "min", "lim", "argmax", "argmin"):
+            node.tag = f"{{{MATHML}}}{OVER[kind]}"
     markup = ET.tostring(tree, encoding="unicode")
     return f'<div class="math">{markup}</div>' if display else markup
 
@@ -49,10 +50,10 @@ class Page:
         self.url, self.names, self.assets, self.links = url, names, assets, links
         self.sections = []   # dict(level, title, id, text)
         self.ids, self.n_figures = set(), 0
-        self.md = (MarkdownIt("commonmark", {"html": True, "typographer": True}).enable(["table", "strikethrough", "replacements"])
-                   .use(dollarmath_plugin, double_inline=True, renderer=lambda s, opt: math(s, opt["display_mode"])).use(footnote_plugin))
-        self.md.add_render_rule("fence", lambda r, tokens, i, *_:
-            f'<pre class="fence"><code>{code(tokens[i].content, tokens[i].info.split(" ")[0].strip("{.}"))}</code></pre>\n')
+        self.md = MarkdownIt("commonmark", {"html": True, "typographer": True}).use(footnote_plugin)
+        self.md.enable(["table", "strikethrough", "replacements"])
+        self.md.use(dollarmath_plugin, double_inline=True, renderer=lambda s, opt: math(s, opt["display_mode"]))
+        self.md.add_render_rule("fence", lambda r, tokens, i, *_: self.fence(tokens[i].content, tokens[i].info))
         self.md.add_render_rule("table_open", lambda *_: '<div class="table"><table>')
         self.md.add_render_rule("table_close", lambda *_: "</table></div>")
         self.md.add_render_rule("code_inline", lambda r, tokens, i, *_: self.inline_code(tokens[i].content))
@@ -63,7 +64,9 @@ class Page:
         self.ids.add(name)
         return name
 
-    def section(self, level: int, title: str, id: str): self.sections.append(dict(level=level, title=title, id=id, text=[]))
+    def section(self, level: int, title: str, id: str):
+        self.sections.append(dict(level=level, title=title, id=id, text=[]))
+
     def note(self, text: str):
         "Text that the search should find under the current section."
         if not self.sections: self.section(1, "", "")
@@ -76,6 +79,11 @@ class Page:
         markup = f"<code>{html.escape(text)}</code>"
         return f'<a class="name" href="{href}">{markup}</a>' if href and not self.in_heading else markup
 
+    @staticmethod
+    def fence(text: str, info: str) -> str:
+        "A code block in prose."
+        return f'<pre class="fence"><code>{code(text, info.split(" ")[0].strip("{.}"))}</code></pre>\n'
+
     in_heading = False
     def prose(self, source: str) -> str:
         "Markdown to HTML, with an anchor on every heading."
@@ -86,7 +94,9 @@ class Page:
         parts = self._split(tokens)
         for heading, body in parts:
             if heading:
-                self.in_heading = True; title = self.md.renderer.render([heading[1]], self.md.options, {}); self.in_heading = False
+                self.in_heading = True
+                title = self.md.renderer.render([heading[1]], self.md.options, {})
+                self.in_heading = False
                 level, id = int(heading[0].tag[1]), self.new_id(heading[1].content)
                 self.section(level, plain(title), id)
                 anchor = f'<a class="anchor" href="#{id}" aria-label="Link to this section">#</a>' if level > 1 else ""
@@ -101,13 +111,15 @@ class Page:
         "[(heading tokens or None, the tokens below it)]"
         parts = [(None, [])]; i = 0
         while i < len(tokens):
-            if tokens[i].type == "heading_open" and tokens[i].level == 0: parts.append((tokens[i:i + 3], [])); i += 3
-            else: parts[-1][1].append(tokens[i]); i += 1
+            if tokens[i].type == "heading_open" and tokens[i].level == 0:
+                parts.append((tokens[i:i + 3], [])); i += 3
+            else:
+                parts[-1][1].append(tokens[i]); i += 1
         return parts
 
     def cell(self, cell) -> str:
         "One notebook cell. Directives: hide, default_exp, echo: false, output: false, code-fold: true."
-        if cell.cell_type == "markdown": return self.prose(cell.source) if not cell.source.lstrip().startswith("#|") else ""
+        if cell.cell_type == "markdown": return self.prose(cell.source)
         if cell.cell_type != "code": return ""
         lines = cell.source.splitlines()
         flags = {m.group(1): m.group(2) for line in lines if (m := re.match(r"#\|\s*([\w-]+):?\s*(.*)", line))}
@@ -123,6 +135,7 @@ class Page:
         try: body = ast.parse(source).body
         except SyntaxError: body = []
         defined = [f"def-{n.name}" for n in body if exported and isinstance(n, (ast.FunctionDef, ast.ClassDef))]
+        defined = list(dict.fromkeys(defined))
         ids = "".join(f'<a id="{name}"></a>' for name in defined if name not in self.ids)
         self.ids.update(defined)
         block = f'{ids}<pre class="code{" export" if exported else ""}"><code>{code(source)}</code></pre>\n'
@@ -136,12 +149,14 @@ class Page:
         text = lambda s: s if isinstance(s, str) else "".join(s)
         tidy = lambda s: html.escape(re.sub(r"\x1b\[[\d;]*m", "", text(s)).rstrip())
         if output.output_type == "stream":
-            return f'<pre class="out">{tidy(output.text)}</pre>\n' if output.name == "stdout" and text(output.text).strip() else ""
-        if output.output_type == "error": raise ValueError(f"{self.url}: a cell failed: {output.ename}: {output.evalue}")
+            shown = output.name == "stdout" and text(output.text).strip()
+            return f'<pre class="out">{tidy(output.text)}</pre>\n' if shown else ""
+        if output.output_type == "error": raise ValueError(f"{self.url}: {output.ename}: {output.evalue}")
         data = output.data
         if "text/html" in data: return f'<div class="html">{text(data["text/html"])}</div>\n'
-        if "image/svg+xml" in data: return self.figure(text(data["image/svg+xml"]).encode(), "svg")
-        if "image/png" in data: return self.figure(base64.b64decode(text(data["image/png"])), "png")
+        svg, png = text(data.get("image/svg+xml", "")).encode(), base64.b64decode(text(data.get("image/png", "")))
+        if svg and not (png and len(svg) > max(3e5, len(png))): return self.figure(svg, "svg")
+        if png: return self.figure(png, "png")
         if "text/markdown" in data: return self.prose(text(data["text/markdown"]))
         if "text/latex" in data: return math(text(data["text/latex"]).strip().strip("$"), display=True)
         return f'<pre class="out">{tidy(data["text/plain"])}</pre>\n' if "text/plain" in data else ""
@@ -153,7 +168,8 @@ class Page:
         path = self.assets / f"{Path(self.url).stem}-{self.n_figures}.{kind}"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(image)
-        return f'<figure class="plot"><img src="{path.parent.name}/{path.name}" alt="Plot: {html.escape(title)}" loading="lazy"></figure>\n'
+        src, alt = f"{path.parent.name}/{path.name}", f"Plot: {html.escape(title)}"
+        return f'<figure class="plot"><img src="{src}" alt="{alt}" loading="lazy"></figure>\n'
 
     # What the chapter exports
     def api(self, chapter: Chapter) -> str:
@@ -163,7 +179,8 @@ class Page:
         module = importlib.import_module(f"alphabook.{chapter.module}")
         title, id = "What this chapter exports", self.new_id("what-this-chapter-exports")
         self.section(2, title, id)
-        out, rest = [f'<h2 id="{id}">{title}</h2><p class="import"><code>from alphabook.{chapter.module} import …</code></p>'], []
+        out, rest = [f'<h2 id="{id}">{title}</h2>',
+                     f'<p class="import"><code>from alphabook.{chapter.module} import …</code></p>'], []
         for name in names:
             obj = getattr(getattr(module, name), "py_func", getattr(module, name))    # py_func: what numba compiled
             ours = (inspect.isclass(obj) or inspect.isfunction(obj)) and obj.__module__ == module.__name__
@@ -171,7 +188,8 @@ class Page:
             else: rest.append(name)
         if rest:
             self.note(" ".join(rest))
-            out.append("<p>Values and other names: " + ", ".join(f'<code id="api-{n}">{n}</code>' for n in rest) + ".</p>")
+            shown = ", ".join(f'<code id="api-{n}">{n}</code>' for n in rest)
+            out.append(f"<p>Values and other names: {shown}.</p>")
             self.ids.update(f"api-{n}" for n in rest)
         return '<section class="api">' + "\n".join(out) + "</section>"
 
@@ -180,14 +198,20 @@ class Page:
         self.ids.add(f"api-{name}")
         self.section(3, name, f"api-{name}")
         self.note(f"{name} {inspect.getdoc(obj) or ''}")
-        above = f'<a class="above" href="#def-{name}" title="Where the chapter defines it">↑</a>' if f"def-{name}" in self.ids else ""
-        out = [f'<div class="entry" id="api-{name}">{above}<pre class="sig"><code>{code(signature(obj, name))}</code></pre>', self.doc(obj), params(obj)]
+        above = f'<a class="above" href="#def-{name}" title="Where the chapter defines it">↑</a>'
+        out = [f'<div class="entry" id="api-{name}">', above if f"def-{name}" in self.ids else "",
+               self.described(obj, signature(obj, name))]
         for key, value in vars(obj).items() if inspect.isclass(obj) else []:
             method = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
             if key.startswith("_") or not inspect.isfunction(method) or not method.__doc__: continue
-            shown = f"{name}.{key}" if isinstance(value, property) else signature(method, f"{name}.{key}", drop_self=not isinstance(value, staticmethod))
-            out.append(f'<div class="method"><pre class="sig"><code>{code(shown)}</code></pre>{self.doc(method)}{params(method)}</div>')
+            shown = signature(method, f"{name}.{key}", drop_self=not isinstance(value, staticmethod))
+            if isinstance(value, property): shown = f"{name}.{key}"
+            out.append(f'<div class="method">{self.described(method, shown)}</div>')
         return "".join(out) + "</div>"
+
+    def described(self, obj, shown: str) -> str:
+        "Signature, docstring, parameters."
+        return f'<pre class="sig"><code>{code(shown)}</code></pre>{self.doc(obj)}{params(obj)}'
 
     def doc(self, obj) -> str:
         text = inspect.getdoc(obj) or ""
@@ -198,11 +222,11 @@ def signature(obj, name: str, drop_self: bool = False) -> str:
     "One line if it fits, else one line a parameter."
     try: sig = inspect.signature(obj)
     except (TypeError, ValueError): return name
-    show = lambda a: a if isinstance(a, str) else getattr(a, "__name__", str(a)) if not getattr(a, "__args__", None) else str(a).replace("typing.", "")
-    parts = []
-    values = list(sig.parameters.values())
-    if drop_self and values and values[0].name in ("self", "cls"): values = values[1:]
-    star = False
+    def show(a):   # an annotation as it was written
+        if isinstance(a, str): return a
+        return str(a).replace("typing.", "") if getattr(a, "__args__", None) else getattr(a, "__name__", str(a))
+    values = [p for p in sig.parameters.values() if not (drop_self and p.name in ("self", "cls"))]
+    parts, star = [], False
     for p in values:
         if p.kind is p.VAR_POSITIONAL: star = True
         if p.kind is p.KEYWORD_ONLY and not star: parts.append("*"); star = True
@@ -213,7 +237,8 @@ def signature(obj, name: str, drop_self: bool = False) -> str:
             if re.search(r" at 0x|<.*>", value) or len(value) > 60: value = getattr(p.default, "__name__", "…")
             text += f" = {value}" if ":" in text else f"={value}"
         parts.append(text)
-    result = f" -> {show(sig.return_annotation)}" if not inspect.isclass(obj) and sig.return_annotation not in (sig.empty, None) else ""
+    returns = None if inspect.isclass(obj) or sig.return_annotation is sig.empty else sig.return_annotation
+    result = f" -> {show(returns)}" if returns is not None else ""
     line = f"{name}({', '.join(parts)}){result}"
     return line if len(line) <= 88 else f"{name}(\n    " + ",\n    ".join(parts) + f"\n){result}"
 
@@ -223,6 +248,6 @@ def params(obj) -> str:
     except Exception: return ""     # built-in or generated signature: nothing to show
     rows = [(k, d["docment"]) for k, d in docs.items() if d.get("docment")]
     if not rows: return ""
-    cells = "".join(f"<tr><td>{'<em>returns</em>' if k == 'return' else f'<code>{html.escape(k)}</code>'}</td>"
-                    f"<td>{MarkdownIt().renderInline(str(text))}</td></tr>" for k, text in rows)
+    name = lambda k: "<em>returns</em>" if k == "return" else f"<code>{html.escape(k)}</code>"
+    cells = "".join(f"<tr><td>{name(k)}</td><td>{MarkdownIt().renderInline(str(text))}</td></tr>" for k, text in rows)
     return f'<div class="table"><table class="params">{cells}</table></div>'

@@ -7,7 +7,11 @@ import pytest
 
 from conftest import ROOT
 
-REMAKE = "from nbdev.doclinks import nbdev_export; from nbdev.clean import nbdev_clean; nbdev_clean(); nbdev_export(); nbdev_clean()"
+REMAKE = """
+from nbdev.clean import nbdev_clean
+from nbdev.doclinks import nbdev_export
+nbdev_clean(); nbdev_export(); nbdev_clean()
+"""
 
 def copy(folder: Path) -> Path:
     "The parts of the project that export and clean read."
