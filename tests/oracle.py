@@ -48,7 +48,8 @@ def teacher_forced(rec, run='f32'):
 
 def top(row, k=10):
     "Ids of the k largest, the lowest id first among equals."
-    return np.lexsort((np.arange(len(row)), -row))[:k].tolist()
+    ids = np.flatnonzero(row >= np.partition(row, -k)[-k])
+    return ids[np.lexsort((ids, -row[ids]))][:k].tolist()
 
 
 def distance(logits, rec, run='f32'):

@@ -61,6 +61,15 @@ def test_tiny_models(name, tiny):
     assert d['mean_abs'] < (1e-3 if name == 'tiny-gemma3' else 1e-4)         # llama.cpp's GELU is a float16 table
 
 
+def test_gemmas_distance_is_llamacpps_gelu_table(tiny, monkeypatch):
+    "With GELU rounded to float16 before and after, as in llama.cpp's table, most of the distance goes."
+    import alphabook.reference
+    gelu = alphabook.reference.gelu
+    assert compare('tiny-gemma3', tiny('tiny-gemma3'))['mean_abs'] > 2e-4
+    monkeypatch.setattr(alphabook.reference, 'gelu', lambda x: gelu(x.half().float()).half().float())
+    assert compare('tiny-gemma3', tiny('tiny-gemma3'))['mean_abs'] < 1e-4
+
+
 @pytest.mark.parametrize('name', tiny_models.NAMES)
 def test_a_row_sees_the_past_alone(name, tiny):
     ids = oracle.golden(name)['ids'][:40]
