@@ -315,6 +315,40 @@ def product(w, xq, xs, xd, y, ntiles, N, SB, W, TYPE: tl.constexpr, LANES: tl.co
         if AHEAD: P = Q
         else: P = load_tile(w, base2 + e, base2 + em, t0, base3, rs, row, TYPE)
 
+@triton.jit(do_not_specialize=["ntiles", "N", "SB", "W"])
+def product_held(w, xq, xs, xd, y, ntiles, N, SB, W, TYPE: tl.constexpr, LANES: tl.constexpr, FMA: tl.constexpr, TW: tl.constexpr, NC: tl.constexpr, C: tl.constexpr,
+                 KS: tl.constexpr, PDL: tl.constexpr):
+    """The sequential sum for rows of several passes: the leaves of all KS passes stay in registers and change warps once a tile."""
+    R: tl.constexpr = C; M: tl.constexpr = 16 * NC
+    NO: tl.constexpr = 12 if TYPE == "Q4_K" else (16 if TYPE == "Q6_K" else 8)
+    NS: tl.constexpr = 16 if TYPE == "Q4_1" else 8
+    c = tl.arange(0, R); e = tl.arange(0, 128)[None, :]; em = (e // 16) * 4 + e % 4; t0 = ((e // 4) % 4 == 0) & (c[:, None] >= 0)
+    row = tl.arange(0, 16)[None, :, None]; rs = (row % 8) * 2 + row // 8
+    xe = tl.arange(0, NC * 64)[None, :]; col = tl.arange(0, NC)[None, None, :]; grp = tl.program_id(1); cok = (xe // 64 + grp * NC < W) & (c[:, None] >= 0)
+    g = tl.program_id(0); G = tl.num_programs(0); o = tl.arange(0, M); oc = o % NC + grp * NC; orow = o // NC
+    base = (g * SB + tl.minimum(c, SB - 1)) * TW; base2 = base[:, None]; base3 = base[:, None, None]
+    P = load_tile(w, base2 + e, base2 + em, t0, base3, rs, row, TYPE)
+    if PDL:
+        gdc_wait(); gdc_launch_dependents()
+    for it in range((ntiles - g + G - 1) // G):
+        H = ()
+        for k in tl.static_range(KS):
+            ng = g if k < KS - 1 else tl.minimum(g + G, ntiles - 1)
+            nk = k + 1 if k < KS - 1 else 0
+            base = (ng * SB + tl.minimum(nk * C + c, SB - 1)) * TW; base2 = base[:, None]; base3 = base[:, None, None]
+            Q = load_tile(w, base2 + e, base2 + em, t0, base3, rs, row, TYPE)
+            xb = (g >> 30) + grp * SB + tl.minimum(k * C + c, SB - 1)     # g >> 30 is 0, but keeps the loads inside the loop
+            X = load_ops(xq + xb[:, None] * (NO * NC * 32) + xe, cok, R, NC, TYPE)
+            A = load_scales(xs + xb[:, None, None] * (NS * NC) + col, NC, TYPE)
+            D = tl.load(xd + xb[:, None, None] * NC + col, mask=(k * C + c < SB)[:, None, None] & (col >= 0), other=0.0)
+            H = H + (leaf(P, X, A, D, R, NC, False, TYPE, FMA),)
+            P = Q
+        acc = tl.zeros([M], tl.float32)
+        for k in tl.static_range(KS): acc = in_order(tl.reshape(tl.trans(tl.reshape(H[k], [R, 16 * NC])), [M, C]), acc, M, C)
+        n = g * 16 + orow
+        tl.store(y + oc * N + n, acc, mask=(oc < W) & (n < N))
+        g = tl.minimum(g + G, ntiles - 1)
+
 # ---------------------------------------------------------------- kernel 2: many columns, one group of 256 after the other
 @triton.jit
 def flat_ops(p, s, TYPE: tl.constexpr):
@@ -385,7 +419,11 @@ def launch(kind, order, w, acts, y, N, SB, W, cfg, pdl=False):
         _, C, RT, warps, programs, ahead, NC = cfg; xb, _, xs, xd = acts[NC]
         groups = -(-ntiles // RT)
         product[(min(programs, groups), -(-W // NC))](w, xb, xs, xd, y, ntiles, N, SB, W, NC=NC, C=C, RT=RT, ONE=SB <= C, AHEAD=ahead, PDL=pdl,
-                                                      num_warps=warps, **(dict(launch_pdl=True) if pdl else {}), **k)
+                                                      num_warps=warps, num_stages=1, **(dict(launch_pdl=True) if pdl else {}), **k)
+    elif cfg[0] == "held":
+        _, C, warps, programs, NC = cfg; xb, _, xs, xd = acts[NC]
+        product_held[(min(programs, ntiles), -(-W // NC))](w, xb, xs, xd, y, ntiles, N, SB, W, NC=NC, C=C, KS=-(-SB // C), PDL=pdl, num_warps=warps, num_stages=1,
+                                                           **(dict(launch_pdl=True) if pdl else {}), **k)
     else:
         _, R, NC, warps, stages = cfg; _, xf, xs, xd = acts[NC]; Wp = -(-W // NC) * NC
         product_tile[(-(-ntiles // R), Wp // NC)](w, xf, xs, xd, y, ntiles, N, SB, W, Wp, NC=NC, R=R, STAGES=stages, num_warps=warps, **k)
@@ -394,26 +432,29 @@ WIDTHS = (1, 2, 8, 16, 32, 64)
 BATCH = [("batch", 16, 1, 16, 132, 1, 8), ("batch", 8, 1, 8, 264, 1, 8), ("batch", 8, 1, 8, 528, 0, 8), ("batch", 8, 2, 16, 132, 1, 8), ("batch", 8, 1, 8, 264, 1, 16)]
 TILE = [("tile", 4, 16, 4, 3), ("tile", 4, 32, 4, 3), ("tile", 4, 32, 4, 2), ("tile", 4, 64, 4, 2)]
 
+HELD = [("held", 8, 8, 264, 8), ("held", 16, 16, 132, 8)]   # sequential only; for K > 4096
+
 def on(device, arrays):
     import torch
     return tuple(torch.from_numpy(a).to(device) for a in arrays)
 
-def cases(kind, rng, small):
+def cases(kind, rng, small, long=False):
     "(label, matrix, columns) for the checks: ragged K and rows, and every integer at its worst value"
     Ks = [768] if kind in ref.SUPER else [608]
     if not small: Ks += [256, 2048, 4096, 4352] if kind in ref.SUPER else [32, 2048, 4064, 4192]
-    widths = (1, 8) if small else WIDTHS
+    if long: Ks = [12288, 4096]
+    widths = (1, 8) if small else WIDTHS if not long else (1, 8, 16)
     for K in Ks:
         for extreme in ((False,) if small else (False, True)):
             R = 37 if small or K != 4096 else 203
             m = ref.random_matrix(kind, R, K, rng, extreme); x = ref.random_acts(max(widths), K, rng, extreme)
             for W in widths: yield f"{kind} {R}x{K} W{W}{' worst' if extreme else ''}", m, {k: v[:W] for k, v in x.items()}
 
-def check(kind, orders, configs, device, small=False, pdl=False, seed=7):
+def check(kind, orders, configs, device, small=False, pdl=False, seed=7, long=False):
     "(values compared, values different, [labels of the first failures])"
     import torch
     rng = np.random.default_rng(seed); n = bad = 0; failed = []; cache = {}; broken = set()
-    for label, m, x in cases(kind, rng, small):
+    for label, m, x in cases(kind, rng, small, long):
         key = id(m["q"])
         if key not in cache: cache = {key: torch.from_numpy(pack(m)).to(device)}
         w = cache[key]; N, SB = m["q"].shape[:2]; W = x["q"].shape[0]
@@ -421,8 +462,8 @@ def check(kind, orders, configs, device, small=False, pdl=False, seed=7):
         for order in orders:
             want = torch.from_numpy(np.ascontiguousarray(ref.product(m, x, order)).view(np.int32)).to(device)
             for cfg in configs:
-                if cfg[0] == "tile" and cfg[2] > max(16, W) or cfg[0] == "batch" and cfg[-1] > max(8, W): continue
-                for p in ((False, True) if pdl and cfg[0] == "batch" else (False,)):
+                if cfg[0] == "tile" and cfg[2] > max(16, W) or cfg[0] != "tile" and cfg[-1] > max(8, W) or cfg[0] == "held" and order == "lanes8": continue
+                for p in ((False, True) if pdl and cfg[0] != "tile" else (False,)):
                     y = torch.full((W, N), float("nan"), dtype=torch.float32, device=device)
                     if (cfg, p) in broken: continue
                     try: launch(kind, order, w, acts, y, N, SB, W, cfg, p)
@@ -432,8 +473,8 @@ def check(kind, orders, configs, device, small=False, pdl=False, seed=7):
     return n, bad, failed[:8]
 
 def check_worker(job):
-    kind, order, configs, pdl = job; t = time.time()
-    try: n, bad, failed = check(kind, (order,), configs, "cuda", pdl=pdl)
+    kind, order, configs, pdl, long = job; t = time.time()
+    try: n, bad, failed = check(kind, (order,), configs, "cuda", pdl=pdl, long=long)
     except Exception as e: n, bad, failed = 0, -1, [f"{kind} {order} {configs[0][0]}: {type(e).__name__}: {str(e)[:1500]}"]
     return dict(kind=kind, order=order, kernel=configs[0][0], values=n, different=bad, failed=failed, seconds=round(time.time() - t, 1))
 
@@ -495,10 +536,12 @@ def graph_us(run, n, samples=9, sample_us=2500):
 
 def candidates(K, W):
     two = BATCH[:1] + BATCH[1:2] if K >= 4096 else BATCH[1:4]
-    if W <= 8: return two
-    return two[:1] + BATCH[4:] + [t for t in TILE if t[2] <= max(16, W) and (t[2] >= min(W, 32))]
+    held = HELD if K > 4096 else []
+    if W <= 8: return two + held
+    two = two + held
+    return two[:1] + held + BATCH[4:] + [t for t in TILE if t[2] <= max(16, W) and (t[2] >= min(W, 32))]
 
-def time_all(kinds, shapes, widths, pdls, deadline, log):
+def time_all(kinds, shapes, widths, pdls, deadline, log, orders=None, tiles=True):
     import torch
     rows = []; t0 = time.time(); rng = np.random.default_rng(1)
     for N, K in shapes:
@@ -517,10 +560,11 @@ def time_all(kinds, shapes, widths, pdls, deadline, log):
                 x = {k: v[:W] for k, v in xx.items()}; acts = {c: on("cuda", pack_acts(x, kind, c)) for c in (8, 16, 32, 64)}
                 y = torch.empty((W, N), dtype=torch.float32, device="cuda")
                 for pdl in pdls:
-                    arms = {o: None for o in ref.orders(kind)}
+                    arms = {o: None for o in orders or ref.orders(kind)}
                     for cfg in candidates(K, W):
-                        if pdl and cfg[0] == "tile": continue
-                        for order in ref.orders(kind):
+                        if cfg[0] == "tile" and (pdl or not tiles): continue
+                        for order in orders or ref.orders(kind):
+                            if cfg[0] == "held" and order == "lanes8": continue
                             y.fill_(float("nan"))
                             try: us, sp = graph_us(lambda i: launch(kind, order, w[i], acts, y, N, SB, W, cfg, pdl), n)
                             except Exception as e: print("FAILED", kind, N, K, W, order, cfg, type(e).__name__, str(e)[:200], flush=True); continue
@@ -542,17 +586,18 @@ def copy_gbs():
 def main():
     p = argparse.ArgumentParser(); p.add_argument("what", choices=["check", "compile", "time"]); p.add_argument("--arch", default="90"); p.add_argument("--kinds", default=",".join(ref.TYPES))
     p.add_argument("--widths", default="1,2,8,16,32,64"); p.add_argument("--shapes", default=""); p.add_argument("--deadline", type=float, default=120); p.add_argument("--out", default="."); p.add_argument("--workers", type=int, default=15)
-    p.add_argument("--skip-check", action="store_true"); p.add_argument("--batch", default=""); p.add_argument("--tile", default="")
+    p.add_argument("--skip-check", action="store_true"); p.add_argument("--long", action="store_true", help="long rows only: the kernel that holds its leaves")
     a = p.parse_args(); kinds = a.kinds.split(",")
     if a.what == "compile":
         for arch in a.arch.split(","): compile_all(int(arch), kinds)
     elif a.what == "check" and INTERPRET:
-        for kind in kinds: print(kind, *check(kind, ref.orders(kind), [("batch", 8, 1, 8, 2, 1, 8), ("batch", 8, 2, 8, 1, 0, 8), TILE[0]], "cpu", small=True), flush=True)
+        for kind in kinds: print(kind, *check(kind, ref.orders(kind), [("batch", 8, 1, 8, 2, 1, 8), ("batch", 8, 2, 8, 1, 0, 8), ("held", 2, 8, 2, 8), TILE[0]], "cpu", small=True), flush=True)
     else:
         import multiprocessing as mp
         t0 = time.time()
         if not a.skip_check:
-            jobs = [(k, o, c, True) for k in kinds for c in (BATCH, TILE) for o in ref.orders(k)]
+            if a.long: jobs = [(k, o, c, True, True) for k in kinds for c in (HELD[:1], HELD[1:], BATCH[:2], BATCH[4:]) for o in ("sequential", "lanes8") if not (c[0] in HELD and o == "lanes8")]
+            else: jobs = [(k, o, c, True, False) for k in kinds for c in (BATCH, TILE) for o in ref.orders(k)]
             with mp.get_context("spawn").Pool(a.workers, maxtasksperchild=1) as pool:
                 res = list(pool.imap_unordered(check_worker, jobs))
             for r in res: print(r, flush=True)
@@ -566,7 +611,7 @@ def main():
                 f.write(json.dumps(dict(r, t=round(time.time() - t0, 1))) + "\n"); f.flush()
                 if not quiet: print(r["quantization"], "x".join(map(str, r["shape"])), "W", r["width"], r["arm"], "pdl" if r.get("pdl") else "", r["value"], "us", r["gbs"], "GB/s", r["config"], "+-", r["spread"], flush=True)
             print("device", torch.cuda.get_device_name(), "copy", round(copy_gbs(), 1), "GB/s", "triton", triton.__version__, "torch", torch.__version__, flush=True)
-            time_all(kinds, shapes, list(map(int, a.widths.split(","))), (False, True), a.deadline, log)
+            time_all(kinds, shapes, list(map(int, a.widths.split(","))), (False, True), a.deadline, log, *((('sequential', 'lanes8'), False) if a.long else ()))
 
 if __name__ == "__main__":
     import contract_triton                                   # one module name in every process: Triton's cache keys hold it
