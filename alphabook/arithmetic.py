@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CONTRACT_VERSION', 'TILE', 'leaves_256', 'leaves_32', 'quantized_product', 'Matrix', 'load_matrix', 'matmul', 'embed',
-           'rms_norm', 'gated', 'softmax', 'apply_rope', 'attention_tile', 'attend_one', 'attention', 'philox_4x32',
-           'random_bits', 'argmax', 'top_k_ids', 'sample']
+           'rms_norm', 'gated', 'softcap', 'softmax', 'apply_rope', 'attention_tile', 'attend_one', 'attention',
+           'philox_4x32', 'random_bits', 'argmax', 'top_k_ids', 'sample']
 
 # %% ../nbs/03b_arithmetic.ipynb #56a65df9
 import numpy as np
@@ -98,7 +98,7 @@ def embed(w: Matrix, # embedding table [n_vocab, n_embd]
     "Rows of an embedding table: the exact value of each weight, rounded once to float32."
     return decode(np.ascontiguousarray(w.data[np.asarray(ids)]), w.type)
 
-# %% ../nbs/03b_arithmetic.ipynb #ada07279
+# %% ../nbs/03b_arithmetic.ipynb #bac61944
 def rms_norm(x, # float32 [..., n]
              w, # float32 [n]
              eps: float, # added to the mean square
@@ -113,6 +113,13 @@ def gated(gate, # float32 [..., n]
           ): # float32 [..., n]
     "act(gate)·up, the middle of a feed-forward layer."
     return {"silu": silu, "gelu": gelu}[act](gate)*up
+
+def softcap(x, # float32
+            cap: float, # the results lie within ±cap
+            ): # float32
+    "cap·tanh(x ÷ cap), with tanh(y) = 1 − 2 ÷ (1 + exp(2y)): keeps logits in a range (gemma)."
+    y = x/f32(cap)
+    return f32(cap)*(f32(1) - f32(2)/(f32(1) + exp(y + y)))
 
 def softmax(x, # float32 [..., n]
             ): # float32 [..., n]

@@ -6,7 +6,7 @@
 __all__ = ['float_bits', 'bits_float', 'F', 'MAGIC', 'LOG2E', 'LN2_HI', 'LN2_LO', 'EXP_MAX', 'EXP_MIN', 'P6', 'P5', 'P4', 'P3',
            'P2', 'ZERO', 'ONE', 'INF', 'fma', 'exp', 'silu', 'gelu', 'fold', 'lane_dot', 'quantize_rows', 'quantize',
            'dot_32', 'product_256', 'product_32', 'product_float', 'set_threads', 'Matrix', 'load_matrix', 'matmul',
-           'embed', 'rms_norm', 'gated', 'rope_angles', 'apply_rope', 'half_to_float', 'attention']
+           'embed', 'rms_norm', 'gated', 'softcap', 'rope_angles', 'apply_rope', 'half_to_float', 'attention']
 
 # %% ../nbs/09_cpu.ipynb #002cecbd
 import os
@@ -220,29 +220,29 @@ def _share(work: int): # multiplications
     "Use all threads for the next parallel kernel if it is worth waking them."
     numba.set_num_threads(_threads[0] if work >= 1 << 22 else 1)
 
-# %% ../nbs/09_cpu.ipynb #378b5796
+# %% ../nbs/09_cpu.ipynb #e361501c
 class Matrix:
     "A weight matrix [R, K] as the CPU kernels read it; `data` stays the mapped file for embedding rows."
     def __init__(self, data, # uint8 [R, row_bytes]
                  type: str): # ggml type name
         self.data, self.type, self.n_rows = data, type, len(data)
         if type in ("F32", "F16", "BF16"): self.kind, self.floats = "float", decode(data, type)
-        else: self._unpack(int_view(data[:1], type))
+        else:
+            self.allocate(int_view(data[:1], type))
+            step = max(1, (1 << 22)//self.q.shape[1])
+            for r in range(0, len(data), step): self.fill(slice(r, r + step), int_view(data[r:r + step], type))
 
-    def _unpack(self, one: IntView): # the view of one row, for its shape
-        "Fill the kernel arrays in slices of rows."
+    def allocate(self, one: IntView): # the view of one row, for its shape
+        "Make room for all rows."
         nb, R = one.q.shape[1], self.n_rows
         self.kind, self.has_min = ("256" if one.block == 256 else "32"), one.m is not None
         self.q = np.empty((R, nb*one.block), np.int16 if one.block == 256 else np.int8)
         self.d = np.empty((R, nb), F)
         self.m = np.empty((R, nb) if self.has_min else (1, 1), F)
         self.mn = np.empty((R, nb*16) if self.has_min and one.block == 256 else (1, 1), np.int16)
-        step = max(1, (1 << 22)//self.q.shape[1])
-        for r in range(0, R, step): self._unpack_rows(slice(r, r + step))
 
-    def _unpack_rows(self, rows: slice): # which rows
-        "Unpack some rows: fold integer sub-scales into the weights, spread minima over 16 weights."
-        v = int_view(self.data[rows], self.type)
+    def fill(self, rows: slice, v: IntView): # which rows, and their view
+        "Fold integer sub-scales into the weights; a minimum is kept for every 16 weights."
         n = len(v.q)
         q = v.q if v.sc is None else v.q*v.sc[..., None]
         self.q[rows], self.d[rows] = q.reshape(n, -1), v.d
@@ -274,7 +274,7 @@ def embed(w: Matrix, # embedding table [n_vocab, n_embd]
     "Rows of an embedding table: the exact value of each weight, rounded once."
     return decode(np.ascontiguousarray(w.data[np.asarray(ids)]), w.type)
 
-# %% ../nbs/09_cpu.ipynb #3d198dc8
+# %% ../nbs/09_cpu.ipynb #d04114f6
 @njit(**_jit)
 def _rms_norm(x, w, eps, out): # float32 [N, n], [n], float32, [N, n]
     s = np.empty(256, F)
@@ -303,6 +303,20 @@ def gated(gate, # float32 [..., n]
     "act(gate)·up."
     out = np.empty_like(gate)
     _gated(gate.reshape(-1), up.reshape(-1), {"silu": False, "gelu": True}[act], out.reshape(-1))
+    return out
+
+@njit(**_jit)
+def _softcap(x, cap, out): # float32 [N], float32, [N]
+    for i in range(x.size):
+        y = x[i]/cap
+        out[i] = cap*(ONE - F(2)/(ONE + exp(y + y)))
+
+def softcap(x, # float32 [..., n]
+            cap: float, # the results lie within ±cap
+            ): # float32 [..., n]
+    "cap·tanh(x ÷ cap)."
+    out = np.empty_like(x)
+    _softcap(x.reshape(-1), F(cap), out.reshape(-1))
     return out
 
 # %% ../nbs/09_cpu.ipynb #9d55e567

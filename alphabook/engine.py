@@ -6,7 +6,7 @@
 __all__ = ['BACKENDS', 'StopStrings', 'Generation', 'Token', 'pick_backend', 'check_flags', 'Session', 'Engine', 'prompt_ids',
            'run', 'stream', 'generate']
 
-# %% ../nbs/23_engine.ipynb #e7fbe9e0
+# %% ../nbs/23_engine.ipynb #4bc07929
 import hashlib
 import html
 import os
@@ -17,7 +17,7 @@ from pathlib import Path
 import alphabook.arithmetic as numpy_backend
 import alphabook.cpu as cpu_backend
 from .arithmetic import CONTRACT_VERSION, argmax, sample
-
+from .chat import ChatTemplate
 from .config import load_config
 from .elementary import check_float_mode
 from .fetch import resolve_model
@@ -130,7 +130,7 @@ class Session:
         self.ids = list(prompt_ids[:same])
         return same
 
-# %% ../nbs/23_engine.ipynb #2874b1bb
+# %% ../nbs/23_engine.ipynb #04f3daa8
 class Engine:
     "A loaded model: `stream` and `generate` text with it."
     def __init__(self, mf: ModelFile, device: str, mode: str, n_ctx: int = None, progress = None):
@@ -156,9 +156,8 @@ class Engine:
         if n_ctx is not None and n_ctx < 1: raise ValueError(f"--ctx {n_ctx}: must be at least 1")
         return cls(ModelFile(resolve_model(path)), device, mode, n_ctx, progress)
 
-    def chat_template(self):
+    def chat_template(self) -> ChatTemplate:
         "The model's chat template."
-        from alphabook.chat import ChatTemplate
         return ChatTemplate.from_meta(self.mf.meta, self.tokenizer)
 
     def session(self, n_ctx: int = None) -> Session: # positions; None: the engine's context

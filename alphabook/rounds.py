@@ -98,7 +98,7 @@ def ffn_layer(model: Model, layer, x, # x: float32 [W, n_embd], the residual str
     if cfg.post_norms: y = ops.rms_norm(y, layer.post_ffw_norm, cfg.eps)
     return x + y
 
-# %% ../nbs/11_rounds.ipynb #9eb6dbad
+# %% ../nbs/11_rounds.ipynb #3376e6da
 def run_round(model: Model, cache: KVCache, # what came before, `cache.n` positions
               ids, # int [W]: tokens of consecutive positions from cache.n on
               want: int = None, # logits of the last `want` rows; None: all
@@ -113,7 +113,8 @@ def run_round(model: Model, cache: KVCache, # what came before, `cache.n` positi
         x = attention_layer(model, layer, x, cache, pos, angles)
         x = ffn_layer(model, layer, x)
     x = ops.rms_norm(x[-want:] if want else x, model.whole.output_norm, cfg.eps)
-    return ops.matmul(model.head, x)
+    logits = ops.matmul(model.head, x)
+    return ops.softcap(logits, cfg.logit_softcap) if cfg.logit_softcap else logits
 
 def prefill(model: Model, cache: KVCache, ids, # int [n ≥ 1]: the prompt, or what is new of it
             chunk: int = 64, # rows of a round
