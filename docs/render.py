@@ -49,7 +49,7 @@ class Page:
     ):
         self.url, self.names, self.assets, self.links = url, names, assets, links
         self.sections = []   # dict(level, title, id, text)
-        self.ids, self.n_figures = set(), 0
+        self.ids, self.n_figures = {"main", "nav", "menu", "find", "theme", "search"}, 0   # the template's own
         self.md = MarkdownIt("commonmark", {"html": True, "typographer": True}).use(footnote_plugin)
         self.md.enable(["table", "strikethrough", "replacements"])
         self.md.use(dollarmath_plugin, double_inline=True, renderer=lambda s, opt: math(s, opt["display_mode"]))
