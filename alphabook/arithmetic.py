@@ -207,11 +207,12 @@ def random_bits(seed: int, # 64-bit key
     c = philox_4x32((position & 0xFFFFFFFF, position >> 32, 0, 0), (seed & 0xFFFFFFFF, seed >> 32))
     return c[0] | c[1] << 32
 
-# %% ../nbs/03b_arithmetic.ipynb #f3cd1005
+# %% ../nbs/03b_arithmetic.ipynb #82e19cf4
 def argmax(logits, # float32 [n_vocab]
            ) -> int: # id
     "Id of the largest logit, the lowest id on ties. Non-finite logits are an error."
-    if not np.isfinite(logits).all(): raise FloatingPointError("non-finite logits: the model file is damaged or overflows")
+    if not np.isfinite(logits).all():
+        raise FloatingPointError("logits are not finite: the model file is damaged, or its values overflow float32")
     return int(np.argmax(logits))
 
 def top_k_ids(logits, # float32 [n]

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LATER', 'PROMPTS', 'Parser', 'size', 'engine_flags', 'sampling_flags', 'make_parser', 'Bar', 'read_prompt',
            'check_sampling', 'load_engine', 'sampling_of', 'say', 'rates', 'cmd_generate', 'cmd_chat', 'cmd_info',
-           'cmd_fetch', 'cmd_synth', 'parse_widths', 'cmd_compare', 'main']
+           'cmd_fetch', 'cmd_synth', 'parse_widths', 'print_arms', 'cmd_compare', 'main']
 
 # %% ../nbs/28_cli.ipynb #cddc3f00
 import argparse
@@ -37,7 +37,7 @@ def size(text: str) -> int: # such as "16GiB", "500MB" or "1e9"
     power = "bkmgt".index(m[2].lower()) if m[2] else 0
     return int(number*(1024 if m[3] else 1000)**power)
 
-# %% ../nbs/28_cli.ipynb #4a5a7d8b
+# %% ../nbs/28_cli.ipynb #4d145e68
 def engine_flags(p: Parser):
     "The flags that every command with an engine shares."
     p.add_argument("-m", "--model", help="GGUF file (any shard) or the name of a fetched model")
@@ -54,11 +54,11 @@ def engine_flags(p: Parser):
 
 def sampling_flags(p: Parser):
     "The flags that choose tokens."
-    p.add_argument("-n", type=int, default=128, metavar="N", help="most tokens to generate (default 128; -1: to the context's end)")
+    p.add_argument("-n", type=int, default=128, metavar="N", help="most tokens (default 128; -1: no limit)")
     p.add_argument("--temp", type=float, default=0.0, metavar="T", help="temperature (default 0: greedy)")
     p.add_argument("--top-k", type=int, default=0, metavar="K", help="keep the K likeliest tokens (0: all)")
     p.add_argument("--top-p", type=float, default=1.0, metavar="P", help="keep the likeliest tokens that make up P")
-    p.add_argument("--min-p", type=float, default=0.0, metavar="P", help="keep tokens at least P times as likely as the likeliest")
+    p.add_argument("--min-p", type=float, default=0.0, metavar="P", help="keep tokens P times as likely as the top or more")
     p.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the sampler")
     p.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end at this text (may be repeated)")
 
@@ -76,14 +76,16 @@ def make_parser() -> Parser:
     engine_flags(c); sampling_flags(c)
     c.add_argument("--system", help="system message")
     i = commands.add_parser("info", help="what is in a GGUF file")
-    i.add_argument("file", help="GGUF file or the name of a fetched model"); i.add_argument("--json", action="store_true")
+    i.add_argument("file", help="GGUF file or the name of a fetched model")
     f = commands.add_parser("fetch", help=f"get a model: {', '.join(MODELS)}")
-    f.add_argument("name"); f.add_argument("--json", action="store_true")
+    f.add_argument("name")
     s = commands.add_parser("synth", help="write a model with random weights in a published shape")
     s.add_argument("--like", required=True, metavar="NAME", help="shape, such as qwen3-0.6b")
     s.add_argument("--type", default="Q4_K_M", help="weight type (default Q4_K_M)")
     s.add_argument("--layers", type=int, metavar="N", help="number of layers; default: the shape's")
-    s.add_argument("--seed", type=int, default=1); s.add_argument("-o", "--out", required=True); s.add_argument("--json", action="store_true")
+    s.add_argument("--seed", type=int, default=1, metavar="S", help="seed of the weights (default 1)")
+    s.add_argument("-o", "--out", required=True, metavar="FILE", help="file to write")
+    for p_ in (i, f, s): p_.add_argument("--json", action="store_true", help="print one JSON object on standard output")
     k = commands.add_parser("compare", help="check that every way of running gives the same bits")
     engine_flags(k)
     k.add_argument("--widths", default="1,2,4,8,16", help="widths of verify rounds (default 1,2,4,8,16)")
@@ -94,7 +96,7 @@ def make_parser() -> Parser:
 
 LATER = ("plan", "doctor", "bench", "quality", "quantize", "serve")     # commands of later versions, refused by name
 
-# %% ../nbs/28_cli.ipynb #5deb6462
+# %% ../nbs/28_cli.ipynb #289e9bc4
 class Bar:
     "A progress bar on standard error, if that is a terminal and the work takes longer than 0.3 s."
     def __init__(self, label: str): self.label, self.start, self.shown = label, time.perf_counter(), False
@@ -103,12 +105,12 @@ class Bar:
         "Show `done` of `total`."
         if not sys.stderr.isatty() or time.perf_counter() - self.start < 0.3 and not self.shown: return
         self.shown, filled = done < total, int(30*done/max(total, 1))
-        end = "" if done < total else "\n"
-        print(f"\r{self.label} [{'#'*filled}{'.'*(30 - filled)}] {100*done//max(total, 1)}%", end=end, file=sys.stderr, flush=True)
+        line = f"\r{self.label} [{'#'*filled}{'.'*(30 - filled)}] {100*done//max(total, 1)}%"
+        print(line, end="" if done < total else "\n", file=sys.stderr, flush=True)
 
 def read_prompt(args) -> str:
     "The prompt from -p, -f or standard input."
-    if args.prompt is not None and args.file is not None: raise ValueError("-p and -f both give a prompt: drop one of them")
+    if args.prompt is not None and args.file is not None: raise ValueError("-p and -f both give a prompt: drop one")
     if args.prompt is not None: return args.prompt
     if args.file is None and sys.stdin.isatty(): raise ValueError("no prompt: give -p TEXT, -f FILE or standard input")
     source = "standard input" if args.file is None else args.file
@@ -119,9 +121,10 @@ def read_prompt(args) -> str:
 
 def check_sampling(args):
     "Raise `ValueError` for sampling values out of range."
-    for flag, value, low, high in (("--temp", args.temp, 0, 1e4), ("--top-p", args.top_p, 0, 1), ("--min-p", args.min_p, 0, 1),
-                                   ("--top-k", args.top_k, 0, 2**31), ("--seed", args.seed, 0, 2**64 - 1)):
-        if not low <= value <= high: raise ValueError(f"{flag} {value}: must be from {low} to {high:g}")
+    for flag, low, high in (("--temp", 0, 10_000), ("--top-p", 0, 1), ("--min-p", 0, 1), ("--top-k", 0, 2**31 - 1),
+                            ("--seed", 0, 2**64 - 1)):
+        value = getattr(args, flag[2:].replace("-", "_"))
+        if not low <= value <= high: raise ValueError(f"{flag} {value}: must be from {low} to {high}")
 
 def load_engine(args) -> Engine:
     "The engine that the shared flags describe."
@@ -131,19 +134,19 @@ def load_engine(args) -> Engine:
 
 def sampling_of(args) -> dict:
     "Arguments for `sample`; empty for greedy decoding."
-    return dict(temp=args.temp, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p, seed=args.seed) if args.temp else {}
+    return {k: getattr(args, k) for k in ("temp", "top_k", "top_p", "min_p", "seed")} if args.temp else {}
 
 def say(text: str): # one line for people
     "Print to standard error."
     print(text, file=sys.stderr, flush=True)
 
-# %% ../nbs/28_cli.ipynb #5de108e9
+# %% ../nbs/28_cli.ipynb #06ff99f4
 def rates(g: Generation) -> str:
     "One line about speed."
     rounds = max(g.predicted_n - 1, 0)
     speed = f", {rounds/g.predicted_ms*1e3:.1f} tok/s" if rounds and g.predicted_ms else ""
-    return (f"prompt {g.prompt_n} tokens in {g.prompt_ms:.0f} ms, then {g.predicted_n} in {g.predicted_ms:.0f} ms{speed} "
-            f"({g.device}, {g.mode}, {g.finish_reason})")
+    return (f"prompt {g.prompt_n} tokens in {g.prompt_ms:.0f} ms, then {g.predicted_n} in {g.predicted_ms:.0f} ms"
+            f"{speed} ({g.device}, {g.mode}, {g.finish_reason})")
 
 def cmd_generate(args) -> int:
     "alphabook generate"
@@ -183,9 +186,9 @@ def cmd_info(args) -> int:
         try: load_config(mf); facts["supported"] = True
         except ValueError as e: facts["supported"], facts["why_not"] = False, str(e)
     if args.json: print(json.dumps(facts, ensure_ascii=False)); return 0
-    for key, value in facts.items():
-        if key != "types": print(f"{key:16} {value:,}" if isinstance(value, int) and not isinstance(value, bool) else f"{key:16} {value}")
-    for name, t in facts["types"].items():
+    types = facts.pop("types")
+    for key, value in facts.items(): print(f"{key:16} {value:,}" if type(value) is int else f"{key:16} {value}")
+    for name, t in types.items():
         print(f"  {name:8} {t['tensors']:5} tensors {t['parameters']:15,} weights {t['bytes']:15,} bytes")
     return 0
 
@@ -204,8 +207,9 @@ def cmd_synth(args) -> int:
     else: say(f"{args.out}: {n:,} bytes in {seconds:.1f} s")
     return 0
 
-# %% ../nbs/28_cli.ipynb #15df9765
-PROMPTS = ("The capital of France is", "def fibonacci(n):\n    \"\"\"Return the n-th Fibonacci number.\"\"\"\n    if n < 2:\n",
+# %% ../nbs/28_cli.ipynb #99250dfb
+PROMPTS = ("The capital of France is",
+           "def fibonacci(n):\n    \"\"\"Return the n-th Fibonacci number.\"\"\"\n    if n < 2:\n",
            "Il était une fois, dans un pays lointain, une princesse qui")
 
 def parse_widths(text: str) -> list: # such as "1,2,4"
@@ -215,28 +219,35 @@ def parse_widths(text: str) -> list: # such as "1,2,4"
     if not all(1 <= w <= 64 for w in widths): raise ValueError(f"--widths {text}: each must be from 1 to 64")
     return widths
 
+def print_arms(result: dict): # from `compare_model`
+    "A table for people."
+    for a in result["arms"]:
+        print(f"{a['name']:24} {a['comparisons']:5} rows  {a['mismatches']:5} differ  {a['status']}")
+    print(f"{result['comparisons']} comparisons, {result['mismatches']} mismatches; first: {result['first_mismatch']}")
+
 def cmd_compare(args) -> int:
     "alphabook compare"
     check_flags(args.mode, args.drafter, args.kv)
-    if pick_backend(args.device) != "cpu": raise ValueError(f"--device {args.device}: compare runs the CPU backend against the others")
+    if pick_backend(args.device) != "cpu":
+        raise ValueError(f"--device {args.device}: compare runs the CPU backend against the others")
     widths = [*range(1, 9), 16, 32, 64] if args.all else parse_widths(args.widths)
     with ModelFile(resolve_model(args.model)) as mf:
         cfg, tokenizer = load_config(mf), Tokenizer.from_meta(mf.meta, str(mf.path))
-        slow = args.all or mf.nbytes < 200_000_000
-        result = compare_model(mf, cfg, [tokenizer.encode(p) for p in args.prompt or PROMPTS], widths,
-                               n=2*max(widths) if args.all else 24, numpy_positions=4 if slow else 0, threads=args.threads,
-                               progress=(lambda arm, number: say(f"prompt {number + 1}: {arm}")) if sys.stderr.isatty() else None)
+        prompts = [tokenizer.encode(p) for p in args.prompt or PROMPTS]
+        if not all(prompts): raise ValueError("-p: a prompt is empty")
+        result = compare_model(mf, cfg, prompts, widths, n=2*max(widths) if args.all else 24,
+                               numpy_positions=4 if args.all or mf.nbytes < 200_000_000 else 0, threads=args.threads,
+                               progress=lambda arm, number: say(f"prompt {number + 1} of {len(prompts)}: {arm}"))
     if args.json: print(json.dumps(result))
-    else:
-        for a in result["arms"]: print(f"{a['name']:24} {a['comparisons']:5} rows  {a['mismatches']:5} differ  {a['status']}")
-        print(f"{result['comparisons']} comparisons, {result['mismatches']} mismatches; first: {result['first_mismatch']}")
+    else: print_arms(result)
     return 0 if passed(result) else 1
 
-# %% ../nbs/28_cli.ipynb #ac3448d6
+# %% ../nbs/28_cli.ipynb #46b7c967
 def main(argv = None, # arguments; None: those of the process
          ) -> int: # exit code
     "The `alphabook` command."
-    commands = dict(generate=cmd_generate, chat=cmd_chat, info=cmd_info, fetch=cmd_fetch, synth=cmd_synth, compare=cmd_compare)
+    commands = dict(generate=cmd_generate, chat=cmd_chat, info=cmd_info, fetch=cmd_fetch, synth=cmd_synth,
+                    compare=cmd_compare)
     try:
         parser = make_parser()
         args = parser.parse_args(argv)

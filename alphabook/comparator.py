@@ -91,7 +91,7 @@ def reuse_arm(model: Model, ids, n_prompt: int, _, arm: Arm):
     arm.work += len(other)
     yield from enumerate(run_round(model, cache, ids[n_prompt:]), n_prompt)
 
-# %% ../nbs/12_comparator.ipynb #1ce16cf6
+# %% ../nbs/12_comparator.ipynb #91740f8c
 def judge(arm: Arm, results, # iterable of (position, logits)
           reference, # float32 [n, n_vocab]
           ): # dict or None: the first mismatch
@@ -144,10 +144,10 @@ def compare_model(mf, cfg, # open file and its configuration
             mismatch = judge(arm, f(runner, text, len(prompt), parameter, arm), reference)
             cpu_backend.set_threads(threads)
             first = first or mismatch
-    if not spec: arms["numpy spec"] = Arm("numpy spec", status="skipped: slow on a model of this size, ask for it with --all")
+    if not spec: arms["numpy spec"] = Arm("numpy spec", status="skipped: slow on a model of this size; --all runs it")
     done = list(arms.values())
-    return dict(positions=positions, comparisons=sum(a.comparisons for a in done), mismatches=sum(a.mismatches for a in done),
-                first_mismatch=first, arms=[asdict(a) for a in done])
+    return dict(positions=positions, comparisons=sum(a.comparisons for a in done),
+                mismatches=sum(a.mismatches for a in done), first_mismatch=first, arms=[asdict(a) for a in done])
 
 def passed(result: dict) -> bool: # from `compare_model`
     "True if at least one arm ran and every arm that ran is ok."

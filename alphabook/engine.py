@@ -164,7 +164,7 @@ class Engine:
         "A session that keeps its keys and values between prompts."
         return Session(self, min(n_ctx or self.n_ctx, self.n_ctx))
 
-# %% ../nbs/23_engine.ipynb #7697caef
+# %% ../nbs/23_engine.ipynb #40197589
 def prompt_ids(engine: Engine, prompt, # text, or ids
                ) -> list: # ids
     "Ids of a prompt, checked against the context."
@@ -189,7 +189,8 @@ def run(engine: Engine, g: Generation, # filled in on the way
     room = engine.n_ctx - len(ids)
     n = room if n < 0 else min(n, room)
     session = session or engine.session(len(ids) + n)
-    stops, decoder, digest = StopStrings([stop] if isinstance(stop, str) else stop), engine.tokenizer.stream(), hashlib.sha256()
+    stops, decoder = StopStrings([stop] if isinstance(stop, str) else stop), engine.tokenizer.stream()
+    digest = hashlib.sha256()
     g.mode, g.device, g.model, g.prompt_n = engine.mode, engine.device, engine.mf.path.name, len(ids)
     start = time.perf_counter()
     logits = prefill(engine.model, session.cache, ids[session.reuse(ids):])
