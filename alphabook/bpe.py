@@ -96,12 +96,12 @@ def cased(
     lead = r"[^\r\n\p{L}\p{N}]?"
     return f"{lead}{upper}*{lower}+{tail}|{lead}{upper}+{lower}*{tail}"
 
-# %% ../nbs/04a_bpe.ipynb #ea5fbd7a
+# %% ../nbs/04a_bpe.ipynb #b7eec133
 SLASHED = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + SPACES
 GPT4O = cased(r'\p{L}', f'{SHORT}?') + r"|\p{N}{1,3}" + SLASHED
 ANYCASE = r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+" + f"{SHORT}?"
 BLOOM = r" ?[^(\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
-DIGITS_FROM_RIGHT = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+DIGITS_FROM_RIGHT = r"[^\p{N}]*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"    # the text before a number sticks to its first group
 SCRIPTS = (r"[\u4e00-\u9fff\u3400-\u4dbf\u8c48-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0e7f"
            r"\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+")
 
@@ -120,7 +120,7 @@ CASED_LETTERS = (
 # %% ../nbs/04a_bpe.ipynb #e5b7a34b
 EASTERN = r'(?:(?!\s)[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff])+'
 
-# %% ../nbs/04a_bpe.ipynb #573dbd4e
+# %% ../nbs/04a_bpe.ipynb #70396b00
 FAMILIES = {
     'gpt2': (GPT2,),
     'digit, gpt2': (r'\p{N}', GPT2),
@@ -139,7 +139,7 @@ FAMILIES = {
                      r'\s?(?:(?!\s)[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002])+', r'\s+\z', EASTERN, r'\p{N}+'),
     'deepseek-coder': (r'[\r\n]', r'\s?\p{L}+', r'\s?\p{P}+', EASTERN, r'\p{N}'),
     'deepseek3': (r'\p{N}{1,3}', CJK, DEEPSEEK3),
-    'spark': (r'\p{N}{1,3}', CJK, PUNCTUATED + r"| ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+"),
+    'spark': (r'\p{N}{1,3}', CJK, PUNCTUATED + r"| ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+", r'\p{N}'),
     'afmoe': (DIGITS_FROM_RIGHT, SCRIPTS, DEEPSEEK3),
     'youtu': (r'[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f'
               r'\ufe30-\ufe4f]+|[\u3105-\u312f]+|' + CJK, ANYCASE + r"|\p{N}" + SLASHED),
