@@ -1,4 +1,4 @@
-"""Elementary functions, rotary angles, activation quantization, RMS norm and attention tiles in Triton, compared bit for bit
+"""Elementary functions, softcap, rotary angles, activation quantization, RMS norm and attention tiles in Triton, compared bit for bit
 with the numpy program of chapters 02 and 03.      python contract_math.py [--small]      (TRITON_INTERPRET=1: without a GPU)
 """
 import argparse, json, os, sys, time
@@ -6,6 +6,7 @@ import numpy as np
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 import triton, triton.language as tl
 import alphabook.elementary as el
+from alphabook.blocks import STEPS as A_STEPS
 INTERPRET = os.environ.get("TRITON_INTERPRET", "0") == "1"
 if INTERPRET:                                                # its tl.fma rounds twice (3.6.0, 3.7.1)
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
@@ -17,6 +18,7 @@ L5, L4, L3, L2, L1 = map(c, el.LOG1P_POLY)
 S7, S5, S3 = map(c, el.SIN_POLY); C8, C6, C4 = map(c, el.COS_POLY)
 CUBE, GSCALE, TURN = map(c, (el.GELU_CUBE, el.GELU_SCALE, el.TURN))
 MBITS = tl.constexpr(0x4B400000)
+A_MAX, A_STEPSF, D_DIV = tl.constexpr(A_STEPS), c(A_STEPS), c(127 * A_STEPS)         # scales of 32 activations: 1..A_MAX
 
 @triton.jit
 def full(x, v: tl.constexpr): return tl.full(x.shape, v, tl.float32)
@@ -32,7 +34,7 @@ def exp(x):
     return tl.where(x > EXP_MAX, float("inf"), tl.where(x < EXP_MIN, 0.0, e))
 
 @triton.jit
-def apply(X, O, n, WHICH: tl.constexpr, B: tl.constexpr):
+def apply(X, O, n, cap, WHICH: tl.constexpr, B: tl.constexpr):
     i = tl.program_id(0) * B + tl.arange(0, B); x = tl.load(X + i, mask=i < n, other=1.0); one = full(x, 1.0)
     if WHICH == "exp": y = exp(x)
     elif WHICH == "sigmoid": y = tl.div_rn(one, 1.0 + exp(0.0 - x))
@@ -42,6 +44,9 @@ def apply(X, O, n, WHICH: tl.constexpr, B: tl.constexpr):
         u = exp(0.0 - tl.abs(x)); s = tl.div_rn(u, 2.0 + u); z = s * s
         q = tl.fma(full(x, L5), z, full(x, L4)); q = tl.fma(q, z, full(x, L3)); q = tl.fma(q, z, full(x, L2)); q = tl.fma(q, z, full(x, L1))
         y = tl.maximum(x, 0.0) + tl.fma(s * z, q, s + s)
+    elif WHICH == "softcap":
+        k = tl.full(x.shape, 0.0, tl.float32) + cap; z = tl.div_rn(x, k)
+        y = k * (1.0 - tl.div_rn(full(x, 2.0), 1.0 + exp(z + z)))
     else: y = tl.div_rn(one, tl.sqrt_rn(x))
     tl.store(O + i, y, mask=i < n)
 
@@ -70,7 +75,7 @@ def rotate(X, COS, SIN, O, D, NH: tl.constexpr, HB: tl.constexpr, NEOX: tl.const
 @triton.jit
 def fold(v, M: tl.constexpr, L: tl.constexpr):
     """[M, L] -> [M] by halves"""
-    if L == 1: return tl.reshape(v, [M])
+    if L == 1: return tl.reshape(v, [M]) + 0.0               # -0.0 becomes +0.0
     else:
         a, b = tl.split(tl.permute(tl.reshape(v, [M, 2, L // 2]), [0, 2, 1]))
         return fold(a + b, M, L // 2)
@@ -92,12 +97,12 @@ def quantize(X, Q, A, D, BS):
     b = tl.program_id(0); i = tl.arange(0, 8)[:, None] * 32 + tl.arange(0, 32)[None, :]; j = tl.arange(0, 8)
     x = tl.load(X + b * 256 + i); am = tl.max(tl.abs(x), 1); top = tl.max(am, 0) + tl.zeros([8], tl.float32)
     ok = top >= 7.888609052210118e-31; top = tl.where(ok, top, 1.0)
-    a = tl.minimum(tl.div_rn(am * 16.0, top).to(tl.int32) + 1, 16)
-    inv = tl.div_rn(tl.full([8], 127.0, tl.float32), top) * 16.0
+    a = tl.minimum(tl.div_rn(am * A_STEPSF, top).to(tl.int32) + 1, A_MAX)
+    inv = tl.div_rn(tl.full([8], 127.0, tl.float32), top) * A_STEPSF
     t = x * tl.div_rn(inv, a.to(tl.float32))[:, None] + MAGIC
     q = tl.where(ok[:, None], t.to(tl.int32, bitcast=True) - MBITS, 0)
     tl.store(Q + b * 256 + i, q.to(tl.int8)); tl.store(A + b * 8 + j, tl.where(ok, a, 1)); tl.store(BS + b * 8 + j, tl.sum(q, 1))
-    tl.store(D + b + 0 * j, tl.where(ok, tl.div_rn(top, tl.full([8], 2032.0, tl.float32)), 0.0))
+    tl.store(D + b + 0 * j, tl.where(ok, tl.div_rn(top, tl.full([8], D_DIV, tl.float32)), 0.0))
 
 @triton.jit
 def attend(Q, K, V, O, POS, window, scale, NKV: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr):
@@ -136,7 +141,7 @@ def main():
     x = np.concatenate([bits[np.isfinite(bits)], rng.normal(size=n) * 1, rng.normal(size=n) * 20, np.float32([0, 88.72283, 88.7229, 89, -86.5, -86.6, 1e30, -1e30, 1e-40, -1e-40])]).astype(np.float32)
     for name in ("exp", "sigmoid", "silu", "gelu", "softplus", "rsqrt"):
         y = np.abs(x[x != 0]) if name == "rsqrt" else x; o = torch.full((len(y),), float("nan"), dtype=torch.float32, device=dev)
-        apply[(triton.cdiv(len(y), 1024),)](T(y), o, len(y), WHICH=name, B=1024, **kw); compare(name, o, getattr(el, name)(y))
+        apply[(triton.cdiv(len(y), 1024),)](T(y), o, len(y), 30.0, WHICH=name, B=1024, **kw); compare(name, o, getattr(el, name)(y))
     pos = np.concatenate([np.arange(5), [2**17 - 1, 10**6, 10**9, 2**31 - 1, 2**40 + 12345], rng.integers(0, 2**20, 20 if a.small else 4000)]).astype(np.int64)
     for theta, dim, scale in ((10000., 64, 1.), (1000000., 128, 1.), (500000., 128, 1.), (10000., 256, 8.)):
         steps = el.rope_steps(theta, dim, scale); H = dim // 2; co, si = (torch.full((len(pos), H), float("nan"), dtype=torch.float32, device=dev) for _ in "cs")
@@ -153,11 +158,14 @@ def main():
         from alphabook.blocks import quantize_acts
     except ImportError as e: print("no alphabook.arithmetic here:", e); ar = None
     if ar:
+        for cap in (30.0, 50.0, 0.1):
+            o = torch.full((len(x),), float("nan"), dtype=torch.float32, device=dev)
+            apply[(triton.cdiv(len(x), 1024),)](T(x), o, len(x), cap, WHICH="softcap", B=1024, **kw); compare(f"softcap {cap}", o, ar.softcap(x, np.float32(cap)))
         for n in (576, 4096, 640, 130):
             v, w = rng.normal(size=(7, n)).astype(np.float32), rng.normal(size=n).astype(np.float32); o = torch.empty((7, n), dtype=torch.float32, device=dev)
             norm[(7,)](T(v), T(w), o, n, np.float32(1e-5).item(), L=el.n_lanes(n), **kw); compare(f"rms_norm {n}", o, ar.rms_norm(v, w, 1e-5))
         v = (rng.normal(size=(20 if a.small else 2000, 256)) * np.exp(rng.normal(size=(20 if a.small else 2000, 1)) * 20)).astype(np.float32); v[3] = 0; v[4, 5:] = 0; v[5, ::2] = .5; v[5, 1::2] = -127 / 128
-        v[6] = rng.standard_t(1.5, 256); N = len(v)
+        v[6] = rng.standard_t(1.5, 256); v[7:9] = 1; v[8, ::3] = -1; v[9] = np.linspace(-1, 1, 256); N = len(v)
         q, aa, d, bs = torch.empty((N, 256), dtype=torch.int8, device=dev), torch.empty((N, 8), dtype=torch.int32, device=dev), torch.empty(N, dtype=torch.float32, device=dev), torch.empty((N, 8), dtype=torch.int32, device=dev)
         quantize[(N,)](T(v), q, aa, d, bs, **kw); want = quantize_acts(v)
         for name, g, ww in (("q", q, want.q), ("a", aa, want.a), ("d", d, want.d), ("bs", bs, want.bs)): compare("activations " + name, g, np.asarray(ww).reshape(g.shape).astype(g.cpu().numpy().dtype))

@@ -1,4 +1,4 @@
-"""The arithmetic contract's quantized product in Triton, tried before the contract is frozen.
+"""The arithmetic contract's quantized product in Triton: version 1, and with `--orders all` the orders it did not choose.
 
     python contract_triton.py check      # bits against contract_reference.py (TRITON_INTERPRET=1 runs it without a GPU)
     python contract_triton.py compile    # PTX and machine code for sm_80, 86, 89, 90, 120 without a GPU
@@ -72,7 +72,7 @@ def pack_acts(x, kind, NC=8):
     q, a = x["q"], x["a"]; bs = q.astype(np.int32).sum(-1); ab = a * bs
     if kind == "Q6_K":                                       # two operands per sub-block: its first 16 weights, its last 16
         ops = np.zeros((W, NB, 8, 2, 32), np.int8); ops[..., 0, :16] = q[..., :16]; ops[..., 1, 16:] = q[..., 16:]
-    elif kind == "Q4_K":                                     # a * (sum of the sub-block) as three digits, for the mins
+    elif kind == "Q4_K":                                     # a * (sum of the sub-block), at most 130,048, as three digits (the highest -8..7), for the mins
         ops = np.zeros((W, NB, 12, 32), np.int8); ops[:, :, :8] = q
         ops[:, :, 8, :8], ops[:, :, 9, :8], ops[:, :, 10, :8] = ab & 127, (ab >> 7) & 127, ab >> 14
     else: ops = q
@@ -189,9 +189,10 @@ def leaf(P, X, A, xd, R: tl.constexpr, NC: tl.constexpr, FLAT: tl.constexpr, TYP
             v = tl.dot(a, X[2 * j], out_dtype=tl.int32) * signed_byte(P[6 + j // 2], 2 * (j % 2))
             v += tl.dot(a, X[2 * j + 1], out_dtype=tl.int32) * signed_byte(P[6 + j // 2], 2 * (j % 2) + 1)
             v = (v >> 2) * scale(A, j, NC, FLAT)
-            if j == 0: S = v
+            if j % 4 == 0: S = v                             # 128 weights reach 2,130,706,432: no room for 256
             else: S += v
-        return (half(P[10]) * S.to(tl.float32)) * xd
+            if j == 3: S0 = S.to(tl.float32)
+        return (half(P[10]) * (S0 + S.to(tl.float32))) * xd
     else:
         for j in tl.static_range(8):
             f = dot(P, j, X[j], R, FLAT, TYPE).to(tl.float32) * scale(A, j, NC, FLAT)    # a S, exact: below 2**24
@@ -447,7 +448,7 @@ def cases(kind, rng, small, long=False):
     if long: Ks = [12288, 4096]
     widths = (1, 8) if small else WIDTHS if not long else (1, 8, 16)
     for K in Ks:
-        for extreme in ((False,) if small else (False, True)):
+        for extreme in (False, True):
             R = 37 if small or K != 4096 else 203
             m = ref.random_matrix(kind, R, K, rng, extreme); x = ref.random_acts(max(widths), K, rng, extreme)
             for W in widths: yield f"{kind} {R}x{K} W{W}{' worst' if extreme else ''}", m, {k: v[:W] for k, v in x.items()}
@@ -478,15 +479,15 @@ def check_worker(job):
     kind, order, configs, pdl, long = job; t = time.time()
     try: n, bad, failed = check(kind, (order,), configs, "cuda", pdl=pdl, long=long)
     except Exception as e: n, bad, failed = 0, -1, [f"{kind} {order} {configs[0][0]}: {type(e).__name__}: {str(e)[:1500]}"]
-    return dict(kind=kind, order=order, kernel=configs[0][0], values=n, different=bad, failed=failed, seconds=round(time.time() - t, 1))
+    return dict(kind=kind, order=order, kernel=configs[0][0], configs=configs, values=n, different=bad, failed=failed, seconds=round(time.time() - t, 1))
 
 # ---------------------------------------------------------------- compile without a GPU
-def compile_all(arch, kinds=ref.TYPES, orders=(), configs=(BATCH[0], BATCH[2], TILE[0], TILE[3])):
+def compile_all(arch, kinds=ref.TYPES, orders="sequential", configs=(BATCH[0], BATCH[2], TILE[0], TILE[3])):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     out = []
     for kind in kinds:
-        for order in orders or ref.orders(kind):
+        for order in ref.orders(kind, orders):
             for cfg in configs:
                 f = "i32" if kind in ref.SUPER else "fp32"; ptrs = {"w": "*i32", "xs": "*" + f, "xd": "*fp32", "y": "*fp32"}
                 ints = dict.fromkeys(("ntiles", "N", "SB", "W"), "i32"); c = constants(kind, order)
@@ -543,7 +544,7 @@ def candidates(K, W):
     two = two + held
     return two[:1] + held + BATCH[4:] + [t for t in TILE if t[2] <= max(16, W) and (t[2] >= min(W, 32))]
 
-def time_all(kinds, shapes, widths, pdls, deadline, log, orders=None, tiles=True):
+def time_all(kinds, shapes, widths, pdls, deadline, log, orders="sequential", tiles=True):
     import torch
     rows = []; t0 = time.time(); rng = np.random.default_rng(1)
     for N, K in shapes:
@@ -562,10 +563,10 @@ def time_all(kinds, shapes, widths, pdls, deadline, log, orders=None, tiles=True
                 x = {k: v[:W] for k, v in xx.items()}; acts = {c: on("cuda", pack_acts(x, kind, c)) for c in (8, 16, 32, 64)}
                 y = torch.empty((W, N), dtype=torch.float32, device="cuda")
                 for pdl in pdls:
-                    arms = {o: None for o in orders or ref.orders(kind)}
+                    arms = {o: None for o in ref.orders(kind, orders)}
                     for cfg in candidates(K, W):
                         if cfg[0] == "tile" and (pdl or not tiles): continue
-                        for order in orders or ref.orders(kind):
+                        for order in arms:
                             if cfg[0] == "held" and order == "lanes8": continue
                             y.fill_(float("nan"))
                             try: us, sp = graph_us(lambda i: launch(kind, order, w[i], acts, y, N, SB, W, cfg, pdl), n)
@@ -588,22 +589,23 @@ def copy_gbs():
 def main():
     p = argparse.ArgumentParser(); p.add_argument("what", choices=["check", "compile", "time"]); p.add_argument("--arch", default="90"); p.add_argument("--kinds", default=",".join(ref.TYPES))
     p.add_argument("--widths", default="1,2,8,16,32,64"); p.add_argument("--shapes", default=""); p.add_argument("--deadline", type=float, default=120); p.add_argument("--out", default="."); p.add_argument("--workers", type=int, default=15)
-    p.add_argument("--skip-check", action="store_true"); p.add_argument("--long", action="store_true", help="long rows only: the kernel that holds its leaves")
+    p.add_argument("--orders", default="sequential", help="comma-separated, or all"); p.add_argument("--skip-check", action="store_true"); p.add_argument("--long", action="store_true", help="long rows only: the kernel that holds its leaves")
     a = p.parse_args(); kinds = a.kinds.split(",")
     if a.what == "compile":
-        for arch in a.arch.split(","): compile_all(int(arch), kinds)
+        for arch in a.arch.split(","): compile_all(int(arch), kinds, a.orders)
     elif a.what == "check" and INTERPRET:
-        for kind in kinds: print(kind, *check(kind, ref.orders(kind), [("batch", 8, 1, 8, 2, 1, 8), ("batch", 8, 2, 8, 1, 0, 8), ("held", 2, 8, 2, 8), TILE[0]], "cpu", small=True), flush=True)
+        for kind in kinds: print(kind, *check(kind, ref.orders(kind, a.orders), [("batch", 8, 1, 8, 2, 1, 8), ("batch", 8, 2, 8, 1, 0, 8), ("held", 2, 8, 2, 8), TILE[0]], "cpu", small=True), flush=True)
     else:
         import multiprocessing as mp
         t0 = time.time()
         if not a.skip_check:
-            if a.long: jobs = [(k, o, c, True, True) for k in kinds for c in (HELD[:1], HELD[1:], BATCH[:2], BATCH[4:]) for o in ("sequential", "lanes8") if not (c[0] in HELD and o == "lanes8")]
-            else: jobs = [(k, o, c, True, False) for k in kinds for c in (BATCH, TILE) for o in ref.orders(k)]
+            if a.long: jobs = [(k, o, c, True, True) for k in kinds for c in (HELD[:1], HELD[1:], BATCH[:2], BATCH[4:]) for o in ref.orders(k, a.orders) if not (c[0] in HELD and o == "lanes8")]
+            else: jobs = [(k, o, [c], True, False) for c in TILE[::-1] + BATCH for k in kinds for o in ref.orders(k, a.orders)]
             with mp.get_context("spawn").Pool(a.workers, maxtasksperchild=1) as pool:
-                res = list(pool.imap_unordered(check_worker, jobs))
-            for r in res: print(r, flush=True)
-            json.dump(res, open(os.path.join(a.out, "check.json"), "w"), indent=1)
+                res = []
+                for r in pool.imap_unordered(check_worker, jobs):
+                    res.append(r); print(r, flush=True)
+                    with open(os.path.join(a.out, "check.json"), "w") as f: json.dump(res, f, indent=1)
             print("checked", sum(r["values"] for r in res), "different", sum(max(0, r["different"]) for r in res), "failed jobs", sum(r["different"] < 0 for r in res), round(time.time() - t0, 1), "s", flush=True)
         if a.what == "time":
             import torch
@@ -613,7 +615,7 @@ def main():
                 f.write(json.dumps(dict(r, t=round(time.time() - t0, 1))) + "\n"); f.flush()
                 if not quiet: print(r["quantization"], "x".join(map(str, r["shape"])), "W", r["width"], r["arm"], "pdl" if r.get("pdl") else "", r["value"], "us", r["gbs"], "GB/s", r["config"], "+-", r["spread"], flush=True)
             print("device", torch.cuda.get_device_name(), "copy", round(copy_gbs(), 1), "GB/s", "triton", triton.__version__, "torch", torch.__version__, flush=True)
-            time_all(kinds, shapes, list(map(int, a.widths.split(","))), (False, True), a.deadline, log, *((('sequential', 'lanes8'), False) if a.long else ()))
+            time_all(kinds, shapes, list(map(int, a.widths.split(","))), (False, True), a.deadline, log, a.orders, tiles=not a.long)
 
 if __name__ == "__main__":
     import contract_triton                                   # one module name in every process: Triton's cache keys hold it

@@ -223,13 +223,14 @@ def body(kind, order, single):
         if kind in ref.SUPER:
             if n == 4: A(I + f"S = iadd(imul(iadd(imul(l0, e0), imul(l1, e1)), bc_i(xa, {at})), imul(iadd(imul(l2, e2), imul(l3, e3)), bc_i(xa, {at} + 1)))")
             else: A(I + f"S = iadd(imul(l0, imul(e0, bc_i(xa, {at}))), imul(l1, imul(e1, bc_i(xa, {at} + 1)))); M = iadd(imul(f0, bc_i(xm, {at})), imul(f1, bc_i(xm, {at} + 1)))")
-            both = kind == "Q4_K"
-            if single:
-                A(f"T = {'iadd(T, S)' if p else 'S'}" + (f"; N = {'iadd(N, M)' if p else 'M'}" if both else ""))
-            else:
-                A(I + ("T = iadd(S, ld_i(ib, zi + c * 32))" if p else "T = S") + ("; N = " + ("iadd(M, ld_i(ib, zi + c * 32 + 16))" if p else "M") if both else ""))
-                if not last: A(I + "st_i(ib, zi + c * 32, T)" + ("; st_i(ib, zi + c * 32 + 16, N)" if both else ""))
-            if last: A(I + ("f = fmul(fsub(fmul(dd, i2f(T)), fmul(dm, i2f(N))), bc_f(xd, k))" if both else "f = fmul(fmul(dd, i2f(T)), bc_f(xd, k))"))
+            # two integer sums, T and N: the products and the minima, or without minima the two halves of the superblock
+            for name, term, place, first, now in (("T", "S", 0, 0, True), ("N", "M", 16, 0, True)) if kind == "Q4_K" else (("T", "S", 0, 0, p < 2), ("N", "S", 16, 2, p >= 2)):
+                at_ib = f"zi + c * 32 + {place}"; before = name if single else f"ld_i(ib, {at_ib})"
+                if now: A(I + f"{name} = " + (f"iadd({before}, {term})" if p > first else term))
+                elif last and not single: A(I + f"{name} = {before}")
+                if now and not last and not single: A(I + f"st_i(ib, {at_ib}, {name})")
+            if last and kind == "Q4_K": A(I + "f = fmul(fsub(fmul(dd, i2f(T)), fmul(dm, i2f(N))), bc_f(xd, k))")
+            elif last: A(I + "f = fmul(fmul(dd, fadd(i2f(T), i2f(N))), bc_f(xd, k))")
         else:
             if not single and p: A(I + "t = ld_f(tb, zt + c * 16)")
             if p == 0: A(I + "t = fzero()")
@@ -292,17 +293,17 @@ def read(w, out, n, nt):
 ld_i8 = loader(I16, lty(I16))
 
 # ---------------------------------------------------------------- check
-def check(kinds, portable, small):
+def check(kinds, portable, widths, orders="sequential"):
     rng = np.random.default_rng(3); n = bad = 0
     for kind in kinds:
         runs = {}
         for K in ((768, 4352) if kind in ref.SUPER else (32, 608, 4192)):
             for extreme in (False, True):
-                R = 37; m = ref.random_matrix(kind, R, K, rng, extreme); x = ref.random_acts(64, K, rng, extreme)
+                R = 37; m = ref.random_matrix(kind, R, K, rng, extreme); x = ref.random_acts(max(widths), K, rng, extreme)
                 w = pack(m); G = w.shape[0]; w = aligned(w.size + 8192, data=np.concatenate([w.reshape(-1), np.zeros(8192, np.uint8)]))
-                for W in ((1, 2, 8) if small else (1, 2, 8, 16, 32, 64)):
+                for W in widths:
                     xx = {k: v[:W] for k, v in x.items()}; acts = pack_acts(xx, kind)
-                    for order in ref.orders(kind):
+                    for order in ref.orders(kind, orders):
                         want = np.ascontiguousarray(ref.product(m, xx, order)).view(np.int32)
                         for threads in (1, min(2, nb.config.NUMBA_NUM_THREADS)):
                             if (order, W, threads) not in runs: runs[order, W, threads] = runner(kind, order, W, threads, portable=portable)
@@ -321,7 +322,7 @@ def timed(f, n, seconds=.12, least=9):
         if time.perf_counter() - t0 > 4 * seconds and len(ts) >= 3: break
     q = np.percentile(ts, [25, 50, 75]); return float(q[1]), float(q[2] - q[0]), len(ts)
 
-def time_all(kinds, shapes, widths, threads, total, deadline, log):
+def time_all(kinds, shapes, widths, threads, total, deadline, log, orders="sequential"):
     rng = np.random.default_rng(5); t0 = time.time()
     pool = aligned(total + 8192); pool.view(np.uint64)[:] = rng.integers(0, 2**63, (total + 8192) // 8, dtype=np.uint64)
     for kind in kinds:
@@ -342,27 +343,27 @@ def time_all(kinds, shapes, widths, threads, total, deadline, log):
                         log(dict(quantization=kind, shape=[N, K], threads=nt, width=0, arm="read", us=round(us, 1), gbs=round(size / us / 1e3, 2), spread=round(sp, 1), n=c)); continue
                     x = ref.random_acts(W, K, rng); acts = pack_acts(x, kind); out = aligned(W * N, np.float32).reshape(W, N)
                     for distance in ((1024, 4608) if W <= 2 else (4608,)):
-                        runs = {o: runner(kind, o, W, nt, distance) for o in ref.orders(kind)}
+                        runs = {o: runner(kind, o, W, nt, distance) for o in ref.orders(kind, orders)}
                         for o in ref.orders(kind) * 2:                                    # interleaved, twice
                             us, sp, c = timed(lambda i: runs[o](views[i], acts, out), n)
                             log(dict(quantization=kind, shape=[N, K], threads=nt, width=W, arm=o, prefetch=distance, us=round(us, 1), gbs=round(size / us / 1e3, 2), spread=round(sp, 1), n=c))
 
 def main():
     p = argparse.ArgumentParser(); p.add_argument("what", choices=["check", "time", "both"]); p.add_argument("--kinds", default=",".join(ref.TYPES)); p.add_argument("--portable", action="store_true")
-    p.add_argument("--small", action="store_true"); p.add_argument("--threads", default="1,4"); p.add_argument("--widths", default="1,8,16"); p.add_argument("--shapes", default="4096x4096,2048x2048")
+    p.add_argument("--check-widths", default="1,2,8,16,64"); p.add_argument("--orders", default="sequential", help="comma-separated, or all"); p.add_argument("--threads", default="1,4"); p.add_argument("--widths", default="1,8,16"); p.add_argument("--shapes", default="4096x4096,2048x2048")
     p.add_argument("--total", type=int, default=640_000_000); p.add_argument("--deadline", type=float, default=100); p.add_argument("--out", default=".")
     a = p.parse_args(); kinds = a.kinds.split(",")
     if not VNNI and not a.portable:
         print(f"This CPU ({llb.get_host_cpu_name()}) has no AVX-512 VNNI; add --portable to check the bits through AVX2.", file=sys.stderr); return 2
     if a.portable and not FEATURES.get("avx2", False): print("--portable needs AVX2", file=sys.stderr); return 2
     if a.what != "time":
-        n, bad = check(kinds, a.portable, a.small)
+        n, bad = check(kinds, a.portable, list(map(int, a.check_widths.split(","))), a.orders)
         if a.what == "check" or bad: return 1 if bad else 0
     if a.portable: print("--portable is for checking bits; it is not timed", file=sys.stderr); return 2
     f = open(os.path.join(a.out, "vnni.jsonl"), "w")
     def log(r): f.write(json.dumps(r) + "\n"); f.flush(); print(r["quantization"], "x".join(map(str, r["shape"])), "threads", r["threads"], "W", r["width"], r["arm"], r.get("prefetch", ""), r["us"], "us", r["gbs"], "GB/s", flush=True)
     print(llb.get_host_cpu_name(), "numba", nb.__version__, "layer", end=" "); read(np.zeros(16384, np.uint8), np.zeros(64, np.int32), 512, 1); print(nb.threading_layer(), flush=True)
-    time_all(kinds, [tuple(map(int, s.split("x"))) for s in a.shapes.split(",")], list(map(int, a.widths.split(","))), list(map(int, a.threads.split(","))), a.total, a.deadline, log)
+    time_all(kinds, [tuple(map(int, s.split("x"))) for s in a.shapes.split(",")], list(map(int, a.widths.split(","))), list(map(int, a.threads.split(","))), a.total, a.deadline, log, a.orders)
     return 0
 
 if __name__ == "__main__": sys.exit(main())
