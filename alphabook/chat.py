@@ -38,26 +38,29 @@ def raise_exception(message):
     "What a template calls when the messages are not in an order that it knows."
     raise TemplateError(message)
 
-# %% ../nbs/05_chat.ipynb #4dda6b04
+# %% ../nbs/05_chat.ipynb #bb7d6bfe
 class SafeNamespace(Namespace):
     "Jinja's `namespace`, without names that begin with an underscore: those reach Python's insides."
     def __init__(*args, **kwargs):        # a template may write namespace(self=...)
-        if any(str(name).startswith('_') for name in dict(*args[1:], **kwargs)): raise SecurityError('namespace: no names with _')
+        hidden = [name for name in dict(*args[1:], **kwargs) if str(name).startswith('_')]
+        if hidden: raise SecurityError(f'namespace: no names with _, but got {hidden[0]!r}')
         Namespace.__init__(*args, **kwargs)
 
     def __setitem__(self, name, value):
         if str(name).startswith('_'): raise SecurityError(f'namespace: no names with _, but got {name!r}')
         Namespace.__setitem__(self, name, value)
 
-# %% ../nbs/05_chat.ipynb #7d0aa73b
+# %% ../nbs/05_chat.ipynb #186637b2
 def compile_template(source: str):
     "A Jinja template in the dialect of chat templates; a syntax error is a `ValueError` that names the line."
     env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
     env.filters['tojson'] = tojson
     env.globals.update(raise_exception=raise_exception, strftime_now=lambda form: datetime.now().strftime(form),
                        namespace=SafeNamespace, dict=lambda *args, **kwargs: dict(*args, **kwargs))
-    try: return env.from_string(source)
-    except TemplateSyntaxError as e: raise ValueError(f'tokenizer.chat_template: line {e.lineno}: {e.message}') from None
+    try:
+        return env.from_string(source)
+    except TemplateSyntaxError as e:
+        raise ValueError(f'tokenizer.chat_template: line {e.lineno}: {e.message}') from None
 
 # %% ../nbs/05_chat.ipynb #70e4d31f
 def plain_messages(messages: list[dict]) -> list[dict]:
@@ -80,7 +83,7 @@ def plain(value):
 CHATML = ("{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
           "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
 
-# %% ../nbs/05_chat.ipynb #c11d54cf
+# %% ../nbs/05_chat.ipynb #b74ccdef
 class ChatTemplate:
     "The program that writes a conversation down in a model's notation."
     def __init__(self, source: str, special: Mapping[str, str] = {}):
@@ -98,8 +101,8 @@ class ChatTemplate:
         source = meta.get(f'tokenizer.chat_template.{name}' if name else 'tokenizer.chat_template')
         if source is None and '<|im_start|>' in tk.vocab.ids and '<|im_end|>' in tk.vocab.ids: source = CHATML
         if source is None:
-            raise ValueError('this model has no chat template (tokenizer.chat_template): it continues text, it does not chat. '
-                             'Use generate with a prompt')
+            raise ValueError('this model has no chat template (tokenizer.chat_template): it continues text, it does '
+                             'not chat. Use generate with a prompt')
         ids = {'bos_token': tk.bos_id, 'eos_token': tk.eos_id, 'unk_token': tk.unk_id, 'pad_token': tk.pad_id}
         return cls(source, {name: tk.vocab.tokens[id] for name, id in ids.items() if id is not None})
 
@@ -145,9 +148,9 @@ def as_call(value) -> dict | None:
     if not isinstance(value.get('name'), str) or not isinstance(arguments, dict): return None
     return {'name': value['name'], 'arguments': arguments}
 
-# %% ../nbs/05_chat.ipynb #2c3f435a
+# %% ../nbs/05_chat.ipynb #0541c0b4
 def parse_xml_call(text: str) -> dict | None:
-    "`<function=name><parameter=key>value</parameter>…</function>`; a value that is JSON (number, list, …) is read as such."
+    "`<function=name><parameter=key>value</parameter>…</function>`; a value that is JSON is read as such."
     m = re.fullmatch(r'\s*<function=([^>\n]+)>(.*?)(?:</function>)?\s*', text, re.S)
     if not m: return None
     arguments = {}
@@ -157,9 +160,9 @@ def parse_xml_call(text: str) -> dict | None:
         except ValueError: arguments[key.strip()] = value
     return {'name': m[1].strip(), 'arguments': arguments}
 
-# %% ../nbs/05_chat.ipynb #8b13df5e
+# %% ../nbs/05_chat.ipynb #c0c7c7da
 def json_calls(text: str) -> list[dict] | None:
-    "Calls from JSON objects, a list of them, or several parted by `;` or white space; None if the text is anything else."
+    "Calls from JSON objects, a list of them, or several parted by `;` or white space; None for anything else."
     decoder, calls, at = json.JSONDecoder(), [], 0
     while at < len(text):
         try: value, at = decoder.raw_decode(text, at)

@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['NORMAL', 'UNKNOWN', 'CONTROL', 'USER_DEFINED', 'UNUSED', 'BYTE', 'MODELS', 'SURROGATES', 'END_TEXTS', 'FIM_TEXTS',
-           'Vocab', 'read_list', 'read_vocab', 'ByteBPE', 'split_merge', 'inner_pairs', 'PieceBPE', 'partition',
-           'trie_regex', 'Specials', 'token_id', 'end_ids', 'StreamDecoder', 'Tokenizer', 'piece_bytes']
+           'Vocab', 'read_list', 'read_vocab', 'ByteBPE', 'split_merge', 'inner_pairs', 'ChunkCache', 'PieceBPE',
+           'partition', 'trie_regex', 'Specials', 'token_id', 'end_ids', 'StreamDecoder', 'piece_bytes', 'of_type',
+           'space_eaters', 'Decoder', 'Tokenizer']
 
 # %% ../nbs/04b_tokenizer.ipynb #fa15892f
 import codecs, re
@@ -55,12 +56,12 @@ def read_list(
     if len(value) < n: raise GGUFError(f"{path}: tokenizer.ggml.{key}: {len(value)} entries for {n} tokens")
     return value
 
-# %% ../nbs/04b_tokenizer.ipynb #c317c16c
+# %% ../nbs/04b_tokenizer.ipynb #2f7c05e5
 def read_vocab(
     meta: Mapping,      # the file's metadata
     path: str = '',     # for errors
 ) -> Vocab:
-    "Read and check a vocabulary; a model or a pre-tokenizer that we don't know is a `GGUFError` that lists the known ones."
+    "Read and check a vocabulary; an unknown model or pre-tokenizer is a `GGUFError` that lists the known ones."
     model, pre = meta.get('tokenizer.ggml.model'), meta.get('tokenizer.ggml.pre')
     if not isinstance(model, str) or model not in MODELS:
         raise GGUFError(f"{path}: tokenizer.ggml.model: {model!r} is not supported; supported are {', '.join(MODELS)}")
@@ -81,7 +82,7 @@ def read_vocab(
 # %% ../nbs/04b_tokenizer.ipynb #e9a7c7da
 SURROGATES = re.compile('[\ud800-\udfff]')        # half characters, which no UTF-8 can hold
 
-# %% ../nbs/04b_tokenizer.ipynb #f86e4931
+# %% ../nbs/04b_tokenizer.ipynb #ce7f16c6
 class ByteBPE:
     "Byte-level BPE: `plain(text)` is the definition, `fast(text)` the same ids at speed; no special tokens here."
     def __init__(self, vocab: Vocab):
@@ -96,7 +97,8 @@ class ByteBPE:
         ids = self.vocab.ids
         if self.whole and chars in ids: return [ids[chars]]
         found = []
-        for s in merge(chars, self.rank): found += [ids[s]] if s in ids else [ids[c] for c in s if c in ids and c < '\x80']
+        for s in merge(chars, self.rank):
+            found += [ids[s]] if s in ids else [ids[c] for c in s if c in ids and c < '\x80']
         return found
 
     def plain(self, text: str) -> list[int]:
@@ -133,11 +135,40 @@ def inner_pairs(tokens: Iterable[str]) -> set[str]:
     pairs = np.unique(codes[:-1] << 21 | codes[1:])
     return {chr(p >> 21) + chr(p & 0x1fffff) for p in pairs.tolist()}
 
-# %% ../nbs/04b_tokenizer.ipynb #5c149977
+# %% ../nbs/04b_tokenizer.ipynb #25cf0ef6
+class ChunkCache:
+    "Solves text chunk by chunk between safe cuts, and remembers the short chunks."
+    def __init__(
+        self,
+        tokens: Iterable[str],     # everything that a merge can make
+        solve: Callable,           # a piece of text -> its ids
+    ):
+        self.pairs, self.solve, self.known = inner_pairs(tokens), solve, {}
+        joined = ''.join(p[0] for p in self.pairs if p[1] == '▁')       # what may stand before a space inside a token
+        self.words = re.compile(f'(?<=[^{re.escape(joined)}])(?=▁)')
+
+    def ids(self, line: str) -> list[int]:
+        ids = []
+        for chunk in filter(None, self.words.split(line)): ids += self.known.get(chunk) or self.look(chunk)
+        return ids
+
+    def look(self, chunk: str) -> list[int]:
+        "The ids of a chunk not seen before: cut it on, solve the parts, remember short ones."
+        if len(self.known) > 200_000: self.known.clear()
+        cuts = [0, *(i for i in range(1, len(chunk)) if chunk[i - 1:i + 1] not in self.pairs), len(chunk)]
+        ids = []
+        for a, b in zip(cuts, cuts[1:]):
+            found = self.known.get(chunk[a:b]) or self.solve(chunk[a:b])
+            if b - a < 40: self.known[chunk[a:b]] = found
+            ids += found
+        if len(chunk) < 40: self.known[chunk] = ids
+        return ids
+
+# %% ../nbs/04b_tokenizer.ipynb #98ef5736
 class PieceBPE:
-    "SentencePiece: `plain(text)` merges the whole text, `fast(text)` merges cached chunks between safe cuts."
+    "SentencePiece: `plain(text)` merges whole lines, `fast(text)` merges cached chunks between safe cuts."
     def __init__(self, vocab: Vocab):
-        self.vocab, self.ids, self.cache, self.pairs = vocab, vocab.ids, {}, None
+        self.vocab, self.ids, self.chunks = vocab, vocab.ids, None
         if vocab.model == 'llama':
             scores = dict(zip(vocab.tokens, (-vocab.scores).tolist()))
             self.rank = lambda left, right: scores.get(left + right)
@@ -148,48 +179,26 @@ class PieceBPE:
     def spell(self, s: str) -> list[int]:
         "The id of a piece, or those of its bytes."
         if s in self.ids: return [self.ids[s]]
-        found = (self.ids.get(f'<0x{b:02X}>', self.ids.get(chr(b))) for b in s.encode('utf-8', 'replace'))
+        found = (self.ids.get(f'<0x{b:02X}>', self.ids.get(chr(b))) for b in s.encode())
         return [i for i in found if i is not None]
 
-    def lines(self, text: str) -> list[str]:
-        text = text.replace(' ', '▁')
-        return [text] if self.vocab.model == 'llama' else re.findall(r'[^\n]+|\n+', text)
+    def solve(self, text: str) -> list[int]: return [i for s in merge(text, self.rank) for i in self.spell(s)]
 
-    def plain(self, text: str) -> list[int]:
-        ids = []
-        for line in self.lines(text):
-            whole = self.vocab.model == 'gemma4' and line[:1] == '\n' and line in self.ids
-            for s in [line] if whole else merge(line, self.rank): ids += self.spell(s)
+    def encode(self, text: str, solve: Callable) -> list[int]:
+        "Spaces become ▁; Gemma 4 is cut at newlines, and a run of them may be one token."
+        text, ids = text.replace(' ', '▁'), []
+        if self.vocab.model == 'llama': return solve(text)
+        for line in re.findall(r'[^\n]+|\n+', text):
+            ids += [self.ids[line]] if line[0] == '\n' and line in self.ids else solve(line)
         return ids
+
+    def plain(self, text: str) -> list[int]: return self.encode(text, self.solve)
 
     def fast(self, text: str) -> list[int]:
-        if self.pairs is None: self.learn()
-        ids = []
-        for line in self.lines(text):
-            if self.vocab.model == 'gemma4' and line[:1] == '\n' and line in self.ids: ids.append(self.ids[line])
-            else:
-                for chunk in self.cut(line): ids += self.cache.get(chunk) or self.look(chunk)
-        return ids
-
-    def learn(self):
-        self.pairs = inner_pairs(self.vocab.tokens + [m.replace(' ', '') for m in self.vocab.merges if m.replace(' ', '') not in self.ids])
-        joined = ''.join(p[0] for p in self.pairs if p[1] == '▁')        # characters that may stand before a space
-        self.space = re.compile(f'(?<=[^{re.escape(joined)}])(?=▁)')
-
-    def cut(self, line): return self.space.split(line)
-
-    def look(self, chunk: str) -> list[int]:
-        "The ids of a chunk that was not in the cache: cut it on, merge the parts, remember short ones."
-        if len(self.cache) > 200_000: self.cache.clear()
-        cuts = [0, *(i for i in range(1, len(chunk)) if chunk[i - 1:i + 1] not in self.pairs), len(chunk)]
-        ids = []
-        for a, b in zip(cuts, cuts[1:]):
-            part = chunk[a:b]
-            found = self.cache.get(part) or [i for s in merge(part, self.rank) for i in self.spell(s)]
-            if len(part) < 40: self.cache[part] = found
-            ids += found
-        if len(chunk) < 40: self.cache[chunk] = ids
-        return ids
+        if self.chunks is None:
+            made = (m.replace(' ', '') for m in self.vocab.merges)
+            self.chunks = ChunkCache(self.vocab.tokens + [m for m in made if m not in self.ids], self.solve)
+        return self.encode(text, self.chunks.ids)
 
 # %% ../nbs/04b_tokenizer.ipynb #89a00be6
 def partition(
@@ -244,19 +253,22 @@ class Specials:
         found = {f[:n] for f in found for n in range(1, len(f) + 1)} & self.ids.keys()
         return sorted(((t, self.ids[t]) for t in found), key=self.longest)
 
-# %% ../nbs/04b_tokenizer.ipynb #fcaf6c0a
+# %% ../nbs/04b_tokenizer.ipynb #ea141e60
 END_TEXTS = ('<|eot_id|>', '<|im_end|>', '<|end|>', '<|return|>', '<|call|>', '<|flush|>', '<|calls|>', '<end_of_turn>',
              '<|endoftext|>', '</s>', '<|eom_id|>', '<EOT>', '_<EOT>', '[EOT]', '[EOS]', '<|end_of_text|>',
              '<end_of_utterance>', '<eos>', '<turn|>', '<|tool_response>', '<｜end▁of▁sentence｜>', '[e~[')
 FIM_TEXTS = {       # fill-in-the-middle; the first three do not end an answer
-    'pre': ('<|fim_prefix|>', '<fim-prefix>', '<fim_prefix>', '<｜fim▁begin｜>', '<PRE>', '▁<PRE>', '<|code_prefix|>', '<|prefix|>'),
-    'suf': ('<|fim_suffix|>', '<fim-suffix>', '<fim_suffix>', '<｜fim▁hole｜>', '<SUF>', '▁<SUF>', '<|code_suffix|>', '<|suffix|>'),
-    'mid': ('<|fim_middle|>', '<fim-middle>', '<fim_middle>', '<｜fim▁end｜>', '<MID>', '▁<MID>', '<|code_middle|>', '<|middle|>'),
+    'pre': ('<|fim_prefix|>', '<fim-prefix>', '<fim_prefix>', '<｜fim▁begin｜>', '<PRE>', '▁<PRE>', '<|code_prefix|>',
+            '<|prefix|>'),
+    'suf': ('<|fim_suffix|>', '<fim-suffix>', '<fim_suffix>', '<｜fim▁hole｜>', '<SUF>', '▁<SUF>', '<|code_suffix|>',
+            '<|suffix|>'),
+    'mid': ('<|fim_middle|>', '<fim-middle>', '<fim_middle>', '<｜fim▁end｜>', '<MID>', '▁<MID>', '<|code_middle|>',
+            '<|middle|>'),
     'pad': ('<|fim_pad|>', '<fim-pad>', '<fim_pad>', '<PAD>', '[PAD]'),
     'rep': ('<|fim_repo|>', '<|repo_name|>', '<fim-repo>', '<REPO>', '<reponame>'),
     'sep': ('<|file_sep|>',)}
 
-# %% ../nbs/04b_tokenizer.ipynb #19a0aecd
+# %% ../nbs/04b_tokenizer.ipynb #9a667543
 def token_id(
     meta: Mapping,
     name: str,                    # 'bos', 'eos', 'eot', …
@@ -265,9 +277,10 @@ def token_id(
 ) -> int | None:
     "`tokenizer.ggml.<name>_token_id` if it is there and inside the vocabulary, else `default`."
     id = meta.get(f'tokenizer.ggml.{name}_token_id')
-    return int(id) if isinstance(id, (int, np.integer)) and 0 <= id < n else default if default is None or default < n else None
+    if isinstance(id, (int, np.integer)) and 0 <= id < n: return int(id)
+    return default if default is not None and default < n else None
 
-# %% ../nbs/04b_tokenizer.ipynb #c246a588
+# %% ../nbs/04b_tokenizer.ipynb #a6e9ce7c
 def end_ids(
     vocab: Vocab,      # its `types` are corrected: tokens on the lists become control tokens
     meta: Mapping,
@@ -285,9 +298,13 @@ def end_ids(
     default = 2 if vocab.model == 'llama' else None
     ends |= {token_id(meta, 'eos', n, default), token_id(meta, 'eot', n), token_id(meta, 'eom', n)} - {None}
     text = {vocab.tokens[i] for i in ends}
-    harmony = '<|end|>' in text and (text >= {'<|return|>', '<|call|>'} or '<|flush|>' in text and text & {'<|call|>', '<|calls|>'})
-    if harmony: ends.discard(ids['<|end|>']); vocab.types[ids['<|end|>']] = USER_DEFINED
-    if '</s>' in text and text & {'<|tool_response>', '<|plamo:eos|>'}: ends.discard(ids['</s>']); vocab.types[ids['</s>']] = NORMAL
+    calls = text & {'<|call|>', '<|calls|>'}
+    if '<|end|>' in text and calls and text & {'<|return|>', '<|flush|>'}:      # there it ends a part, not the answer
+        ends.discard(ids['<|end|>'])
+        vocab.types[ids['<|end|>']] = USER_DEFINED
+    if '</s>' in text and text & {'<|tool_response>', '<|plamo:eos|>'}:         # there it is plain text
+        ends.discard(ids['</s>'])
+        vocab.types[ids['</s>']] = NORMAL
     return frozenset(ends)
 
 # %% ../nbs/04b_tokenizer.ipynb #308f5659
@@ -304,32 +321,76 @@ class StreamDecoder:
         "The end of the stream: an unfinished character becomes U+FFFD."
         return self.utf8.decode(b'', final=True)
 
-# %% ../nbs/04b_tokenizer.ipynb #e32031ba
-class Tokenizer:
-    "Text to ids and back, from GGUF metadata alone."
+# %% ../nbs/04b_tokenizer.ipynb #00e3e0e2
+def piece_bytes(vocab: Vocab, id: int) -> bytes:
+    "The bytes of a token, by its type: special tokens stand for their own text, byte tokens for one byte."
+    text, kind = vocab.tokens[id], vocab.types[id]
+    if kind in (CONTROL, UNKNOWN, USER_DEFINED): return text.encode('utf-8', 'surrogateescape')
+    if kind == BYTE: return bytes([int(text[3:5], 16)])
+    if kind != NORMAL: return b''
+    if vocab.model != 'gpt2': return text.replace('▁', ' ').encode('utf-8', 'surrogateescape')
+    return b''.join(bytes([CHAR_BYTES[c]]) if c in CHAR_BYTES else c.encode('utf-8', 'surrogateescape') for c in text)
+
+# %% ../nbs/04b_tokenizer.ipynb #9930d8ff
+def of_type(vocab: Vocab, *kinds: int) -> dict[str, int]:
+    "Text and id of each token of one of these types."
+    return {vocab.tokens[i]: i for i in np.flatnonzero(np.isin(vocab.types, kinds)).tolist()}
+
+# %% ../nbs/04b_tokenizer.ipynb #aa715fd3
+def space_eaters(
+    vocab: Vocab,
+    name: str,      # `general.name`
+) -> frozenset[int]:
+    "Ids of special tokens that swallow the white space after them: those of Phi 3, but three."
+    if not re.search('phi-?3', name.lower()): return frozenset()
+    keep = {vocab.ids.get(t) for t in ('<unk>', '<s>', '<|endoftext|>')}
+    return frozenset(of_type(vocab, CONTROL, UNKNOWN, USER_DEFINED).values()) - keep
+
+# %% ../nbs/04b_tokenizer.ipynb #0367b7b0
+class Decoder:
+    "Ids to bytes and text."
     def __init__(self, vocab: Vocab, meta: Mapping):
-        n, spm = len(vocab.tokens), vocab.model == 'llama'
-        self.vocab, self.n_vocab = vocab, n
+        self.eog_ids = end_ids(vocab, meta)         # corrects the types, so it comes first
+        self.vocab, self.n_vocab, self._bytes = vocab, len(vocab.tokens), {}
+        self.special_ids = frozenset(of_type(vocab, CONTROL, UNKNOWN).values())
+        n, spm = self.n_vocab, vocab.model == 'llama'
         self.bos_id = token_id(meta, 'bos', n, 1 if spm else None)
         self.eos_id = token_id(meta, 'eos', n, 2 if spm else None)
         self.unk_id = token_id(meta, 'unknown', n, 0 if spm else None)
         self.pad_id = token_id(meta, 'padding', n)
-        self.add_bos = bool(meta.get('tokenizer.ggml.add_bos_token', spm or vocab.pre in ADDS_BOS)) or vocab.model == 'gemma4'
+
+    def token_bytes(self, id: int) -> bytes:
+        "The bytes that a token stands for; b'' for unused ones. An id outside the vocabulary raises `ValueError`."
+        if id not in self._bytes:
+            if not 0 <= id < self.n_vocab:
+                raise ValueError(f'token id {id} is outside the vocabulary of {self.n_vocab}')
+            self._bytes[id] = piece_bytes(self.vocab, id)
+        return self._bytes[id]
+
+    def decode_bytes(self, ids: Iterable[int], skip_special: bool = False) -> bytes:
+        "The bytes of `ids`, joined."
+        return b''.join(self.token_bytes(int(i)) for i in ids if not (skip_special and i in self.special_ids))
+
+    def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
+        "The text of `ids`: exactly what a stream of them prints."
+        return self.decode_bytes(ids, skip_special).decode('utf-8', 'replace')
+
+    def stream(self) -> StreamDecoder: return StreamDecoder(self.token_bytes)
+
+# %% ../nbs/04b_tokenizer.ipynb #fd63eca1
+class Tokenizer(Decoder):
+    "Text to ids and back, from GGUF metadata alone."
+    def __init__(self, vocab: Vocab, meta: Mapping):
+        super().__init__(vocab, meta)
+        spm = vocab.model == 'llama'
+        adds = spm or vocab.pre in ADDS_BOS
+        self.add_bos = bool(meta.get('tokenizer.ggml.add_bos_token', adds)) or vocab.model == 'gemma4'
         self.add_eos = bool(meta.get('tokenizer.ggml.add_eos_token', False))
         self.add_space_prefix = bool(meta.get('tokenizer.ggml.add_space_prefix', spm)) and spm
-        self.eog_ids = end_ids(vocab, meta)
         self.engine = ByteBPE(vocab) if vocab.model == 'gpt2' else PieceBPE(vocab)
-        self._find_specials(str(meta.get('general.name', '')).lower())
-        self._bytes = {}
-
-    def _find_specials(self, name):
-        of = lambda *kinds: {self.vocab.tokens[i]: i for i in np.flatnonzero(np.isin(self.vocab.types, kinds)).tolist()}
-        self.special_ids = frozenset(of(CONTROL, UNKNOWN).values())
-        self.specials = {True: Specials(of(CONTROL, UNKNOWN, USER_DEFINED)), False: Specials(of(USER_DEFINED))}
-        self.rstrip = frozenset()
-        if 'phi-3' in name or 'phi3' in name:
-            keep = {self.vocab.ids.get(t) for t in ('<unk>', '<s>', '<|endoftext|>')}
-            self.rstrip = frozenset(self.specials[True].ids.values()) - keep
+        self.specials = {trusted: Specials(of_type(vocab, USER_DEFINED, *([CONTROL, UNKNOWN] if trusted else [])))
+                         for trusted in (True, False)}
+        self.rstrip = space_eaters(vocab, str(meta.get('general.name', '')))
 
     @classmethod
     def from_meta(
@@ -362,29 +423,3 @@ class Tokenizer:
     def encode_plain(self, text: str, add_special: bool = True, parse_special: bool = True) -> list[int]:
         "The same ids by the readable path."
         return self._encode(text, add_special, parse_special, self.engine.plain)
-
-    def token_bytes(self, id: int) -> bytes:
-        "The bytes that a token stands for; b'' for unused ones. An id outside the vocabulary raises `ValueError`."
-        if id not in self._bytes:
-            if not 0 <= id < self.n_vocab: raise ValueError(f'token id {id} is outside the vocabulary of {self.n_vocab}')
-            self._bytes[id] = piece_bytes(self.vocab, id)
-        return self._bytes[id]
-
-    def decode_bytes(self, ids: Iterable[int], skip_special: bool = False) -> bytes:
-        return b''.join(self.token_bytes(int(i)) for i in ids if not (skip_special and i in self.special_ids))
-
-    def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
-        "The text of `ids`: exactly what a stream of them prints."
-        return self.decode_bytes(ids, skip_special).decode('utf-8', 'replace')
-
-    def stream(self) -> StreamDecoder: return StreamDecoder(self.token_bytes)
-
-# %% ../nbs/04b_tokenizer.ipynb #00e3e0e2
-def piece_bytes(vocab: Vocab, id: int) -> bytes:
-    "The bytes of a token, by its type: special tokens stand for their own text, byte tokens for one byte."
-    text, kind = vocab.tokens[id], vocab.types[id]
-    if kind in (CONTROL, UNKNOWN, USER_DEFINED): return text.encode('utf-8', 'surrogateescape')
-    if kind == BYTE: return bytes([int(text[3:5], 16)])
-    if kind != NORMAL: return b''
-    if vocab.model != 'gpt2': return text.replace('▁', ' ').encode('utf-8', 'surrogateescape')
-    return b''.join(bytes([CHAR_BYTES[c]]) if c in CHAR_BYTES else c.encode('utf-8', 'surrogateescape') for c in text)

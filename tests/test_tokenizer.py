@@ -133,6 +133,12 @@ def test_vocabularies_with_holes_take_the_readable_path():
     tk = Tokenizer.from_meta(meta)
     assert tk.engine.build() is None and tk.encode("a  b") == tk.encode_plain("a  b") != []
 
+def test_of_equal_merges_the_first_counts():
+    meta = plain_meta(toyvocab.toy("smollm"))
+    twice = {**meta, "tokenizer.ggml.merges": meta["tokenizer.ggml.merges"] + meta["tokenizer.ggml.merges"][:500]}
+    once, twice = Tokenizer.from_meta(meta), Tokenizer.from_meta(twice)
+    for text in CORPUS[60:260]: assert once.encode(text) == twice.encode(text) == twice.encode_plain(text)
+
 def test_bytes_without_a_token_are_left_out():
     "Many vocabularies lack the bytes that no UTF-8 text contains; a missing one still stands between its neighbours."
     meta = plain_meta(toyvocab.toy("qwen2"))
