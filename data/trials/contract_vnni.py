@@ -344,7 +344,7 @@ def time_all(kinds, shapes, widths, threads, total, deadline, log, orders="seque
                     x = ref.random_acts(W, K, rng); acts = pack_acts(x, kind); out = aligned(W * N, np.float32).reshape(W, N)
                     for distance in ((1024, 4608) if W <= 2 else (4608,)):
                         runs = {o: runner(kind, o, W, nt, distance) for o in ref.orders(kind, orders)}
-                        for o in ref.orders(kind) * 2:                                    # interleaved, twice
+                        for o in list(runs) * 2:                                        # interleaved, twice
                             us, sp, c = timed(lambda i: runs[o](views[i], acts, out), n)
                             log(dict(quantization=kind, shape=[N, K], threads=nt, width=W, arm=o, prefetch=distance, us=round(us, 1), gbs=round(size / us / 1e3, 2), spread=round(sp, 1), n=c))
 
