@@ -37,7 +37,7 @@ def size(text: str) -> int: # such as "16GiB", "500MB" or "1e9"
     power = "bkmgt".index(m[2].lower()) if m[2] else 0
     return int(number*(1024 if m[3] else 1000)**power)
 
-# %% ../nbs/28_cli.ipynb #4d145e68
+# %% ../nbs/28_cli.ipynb #196d6587
 def engine_flags(p: Parser):
     "The flags that every command with an engine shares."
     p.add_argument("-m", "--model", help="GGUF file (any shard) or the name of a fetched model")
@@ -58,7 +58,8 @@ def sampling_flags(p: Parser):
     p.add_argument("--temp", type=float, default=0.0, metavar="T", help="temperature (default 0: greedy)")
     p.add_argument("--top-k", type=int, default=0, metavar="K", help="keep the K likeliest tokens (0: all)")
     p.add_argument("--top-p", type=float, default=1.0, metavar="P", help="keep the likeliest tokens that make up P")
-    p.add_argument("--min-p", type=float, default=0.0, metavar="P", help="keep tokens P times as likely as the top or more")
+    p.add_argument("--min-p", type=float, default=0.0, metavar="P",
+                   help="keep tokens at least P times as likely as the top")
     p.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the sampler")
     p.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end at this text (may be repeated)")
 

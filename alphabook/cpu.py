@@ -99,12 +99,14 @@ def lane_dot(x, y, s): # float32 [n], float32 [n], scratch float32 [256]
     for l in range(n % L): s[l] = fma(x[n - n % L + l], y[n - n % L + l], s[l])
     return fold(s, L)
 
-# %% ../nbs/09_cpu.ipynb #740fb23f
+# %% ../nbs/09_cpu.ipynb #f89e3465
 @njit(**_jit)
 def _quantize_block(x, q, sums, n): # float32 [n ≤ 256] → int16 [256] = a·q, int32 [16] = sums of a·q; returns d
-    "Quantize one group of up to 256 activations; q and sums must come zeroed."
+    "Quantize one group of up to 256 activations; q and sums must come zeroed. NaN if one is not finite or too large."
     top = ZERO
-    for i in range(n): top = max(top, abs(x[i]))
+    for i in range(n):
+        if not abs(x[i]) < F(2.0**120): return F(np.nan)
+        top = max(top, abs(x[i]))
     if top < F(2.0**-100): return ZERO
     inv = (F(127)/top)*F(32)
     for j in range(0, n, 32):

@@ -165,6 +165,7 @@ def main():
     ap.add_argument('--repeat', type=int, default=1, help='the prompt that many times (for windows longer than it)')
     ap.add_argument('--random', type=int, default=0, metavar='N', help='N random ids instead of a prompt')
     ap.add_argument('--last', type=int, default=0, help='keep the last N positions only (0: all)')
+    ap.add_argument('--likelihood', action='store_true', help='keep log-sum-exps and next logits only: for long texts')
     ap.add_argument('--runs', default='f32,quantized,quantized_rows')
     ap.add_argument('--threads', type=int, default=2)
     args = ap.parse_args()
@@ -193,7 +194,11 @@ def main():
         run |= dict(perplexity=number(np.exp(np.mean(s[:-1] - nxt))), lse=[number(v) for v in s],
                     next_logit=[number(v) for v in nxt], top_ids=top[n],
                     logits=[[number(row[i]) for i in u] for row, u in zip(x, at)])
-    dist = {n: distance(runs[n] | {'at': at}, runs['f32']) for n in runs if n != 'f32'} if 'f32' in runs else {}
+    if args.likelihood:
+        for run in runs.values(): del run['top_ids'], run['logits'], run['greedy'], run['greedy_lead']
+        at, dist = [], {n: {'perplexity_ratio': round(r['perplexity'] / runs['f32']['perplexity'], 6)}
+                        for n, r in runs.items() if n != 'f32'}
+    else: dist = {n: distance(runs[n] | {'at': at}, runs['f32']) for n in runs if n != 'f32'} if 'f32' in runs else {}
     out = dict(format=1, name=args.name or Path(args.model).stem, nbytes=os.path.getsize(args.model),
                sha256=sha256(args.model), recorded_with=versions() | {'threads': args.threads}, contract_version=None,
                distance_to_f32=dist, ids=ids, start=start, at=at, runs=runs)
