@@ -70,20 +70,23 @@ def quantized_product(view: IntView, # weights [R, K]
         for leaf in leaves(view, acts.q[w], acts.a[w], acts.d[w]).T: out[w] = out[w] + leaf
     return out
 
-# %% ../nbs/03b_arithmetic.ipynb #8bc5b252
+# %% ../nbs/03b_arithmetic.ipynb #3e8f9c03
 class Matrix:
     "A weight matrix [R, K] as the numpy backend holds it: an integer view, or float32 values."
     def __init__(self, data, # uint8 [R, row_bytes], as in the file
-                 type: str): # ggml type name
-        self.data, self.type, self.shape = data, type, (data.shape[0], None)
+                 type: str, # ggml type name
+                 rows_only: bool = False): # it will be read by `embed` only
+        self.data, self.type = data, type
+        if rows_only: return
         self.floats = decode(data, type) if type in ("F32", "F16", "BF16") else None
         self.view = int_view(data, type) if self.floats is None else None
 
 def load_matrix(data, # uint8 [R, row_bytes]
                 type: str, # ggml type name
+                rows_only: bool = False, # for `embed` only: nothing is unpacked
                 ): # Matrix
     "Prepare a weight matrix for `matmul` and `embed`."
-    return Matrix(data, type)
+    return Matrix(data, type, rows_only)
 
 def matmul(w: Matrix, # weights [R, K]
            x, # float32 [W, K], or the Acts made from it

@@ -225,12 +225,14 @@ def _share(work: int): # multiplications
     "Use all threads for the next parallel kernel if it is worth waking them."
     numba.set_num_threads(_threads[0] if work >= 1 << 22 else 1)
 
-# %% ../nbs/09_cpu.ipynb #e361501c
+# %% ../nbs/09_cpu.ipynb #9956cf7a
 class Matrix:
     "A weight matrix [R, K] as the CPU kernels read it; `data` stays the mapped file for embedding rows."
     def __init__(self, data, # uint8 [R, row_bytes]
-                 type: str): # ggml type name
+                 type: str, # ggml type name
+                 rows_only: bool = False): # it will be read by `embed` only
         self.data, self.type, self.n_rows = data, type, len(data)
+        if rows_only: return
         if type in ("F32", "F16", "BF16"): self.kind, self.floats = "float", decode(data, type)
         else:
             self.allocate(int_view(data[:1], type))
@@ -256,9 +258,10 @@ class Matrix:
 
 def load_matrix(data, # uint8 [R, row_bytes], as in the file
                 type: str, # ggml type name
+                rows_only: bool = False, # for `embed` only: nothing is unpacked
                 ): # Matrix
     "Prepare a weight matrix for `matmul` and `embed`."
-    return Matrix(data, type)
+    return Matrix(data, type, rows_only)
 
 def matmul(w: Matrix, # weights [R, K]
            x, # float32 [W, K]

@@ -25,7 +25,7 @@ def short_name(tensor: str, # such as "blk.3.attn_q.weight"
     if m is None: return None, tensor
     return None if m[1] is None else int(m[1]), m[2] + ("_bias" if m[3] == "bias" else "")
 
-# %% ../nbs/11_rounds.ipynb #200ce6bb
+# %% ../nbs/11_rounds.ipynb #3dcb8b4e
 class Model:
     "A model ready to run: its configuration, a backend, and the weights in that backend's form."
     def __init__(self, mf: ModelFile, # the open file; must stay open
@@ -40,7 +40,8 @@ class Model:
         for name, tensor in mf.tensors.items():
             layer, attr = short_name(name)
             if layer is None or layer < cfg.n_layer:
-                setattr(self.whole if layer is None else self.layers[layer], attr, self._load(tensor))
+                table = name == "token_embd.weight" and not cfg.tied          # read by row, never multiplied
+                setattr(self.whole if layer is None else self.layers[layer], attr, self._load(tensor, table))
             done += tensor.nbytes
             if progress: progress(done, total)
         self.head = getattr(self.whole, "output", self.whole.token_embd)
@@ -48,10 +49,10 @@ class Model:
         self.steps = rope_steps(cfg.rope_theta, cfg.rope_dim, cfg.rope_scale, factors)
         self.local_steps = rope_steps(cfg.rope_theta_swa, cfg.rope_dim) if any(cfg.swa_layers) else self.steps
 
-    def _load(self, tensor):
+    def _load(self, tensor, rows_only):
         "A matrix in the backend's form, or a vector as float32."
         if len(tensor.shape) == 1: return decode(tensor.data, tensor.type.name).reshape(-1)
-        return self.ops.load_matrix(tensor.data, tensor.type.name)
+        return self.ops.load_matrix(tensor.data, tensor.type.name, rows_only)
 
     def new_cache(self, n_ctx: int, # positions to make room for
                   ) -> KVCache:
