@@ -4,19 +4,18 @@
 
 # %% auto #0
 __all__ = ['float_bits', 'bits_float', 'F', 'MAGIC', 'LOG2E', 'LN2_HI', 'LN2_LO', 'EXP_MAX', 'EXP_MIN', 'P6', 'P5', 'P4', 'P3',
-           'P2', 'ZERO', 'ONE', 'INF', 'fma', 'exp', 'silu', 'gelu', 'fold', 'lane_dot', 'quantize_rows', 'quantize',
-           'dot_32', 'product_256', 'product_32', 'product_float', 'set_threads', 'Matrix', 'load_matrix', 'matmul',
-           'embed', 'rms_norm', 'gated', 'softcap', 'rope_angles', 'apply_rope', 'half_to_float', 'attention']
+           'P2', 'ZERO', 'ONE', 'INF', 'ROWS', 'fma', 'exp', 'silu', 'gelu', 'fold', 'dot_32_lanes', 'lane_dot',
+           'quantize_rows', 'quantize', 'dot_32', 'product_256', 'product_32', 'product_float', 'set_threads', 'share',
+           'Matrix', 'load_matrix', 'matmul', 'embed', 'rms_norm', 'gated', 'softcap', 'rope_angles', 'apply_rope',
+           'half_to_float', 'attention']
 
-# %% ../nbs/09_cpu.ipynb #002cecbd
+# %% ../nbs/09_cpu.ipynb #116a9339
 import os
+from concurrent.futures import ThreadPoolExecutor
 
-os.environ.setdefault("NUMBA_THREADING_LAYER", "workqueue")   # read by numba when it starts: see below
-
-import numba
 import numpy as np
 from llvmlite import ir
-from numba import njit, prange, types
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -45,8 +44,8 @@ def _bitcast(name, source, target, llvm_target):
 float_bits = _bitcast("float_bits", types.float32, types.int32, ir.IntType(32))
 bits_float = _bitcast("bits_float", types.int32, types.float32, ir.FloatType())
 
-# %% ../nbs/09_cpu.ipynb #7fc700f4
-_jit = dict(cache=True, error_model="numpy")
+# %% ../nbs/09_cpu.ipynb #1eb331f1
+_jit = dict(cache=True, error_model="numpy", nogil=True)
 F = np.float32
 MAGIC, LOG2E = F(12582912.0), F(1.4426950216293335)
 LN2_HI, LN2_LO = F(0.693147182464599609375), F(-1.904652435769094154e-09)
@@ -78,7 +77,7 @@ def gelu(x):
     u2 = F(1.5957691216057308)*(x + F(0.044715)*((x*x)*x))
     return x/(ONE + exp(ZERO - u2))
 
-# %% ../nbs/09_cpu.ipynb #17a0f7bd
+# %% ../nbs/09_cpu.ipynb #7d76d936
 @njit(**_jit)
 def fold(s, # float32 [L], overwritten
          L): # power of two
@@ -88,10 +87,32 @@ def fold(s, # float32 [L], overwritten
         for i in range(L): s[i] = s[i] + s[L + i]
     return s[0] + ZERO
 
+@intrinsic
+def dot_32_lanes(typingctx, x, y):
+    "Dot product of two float32 arrays whose length is a multiple of 32: 32 fma lanes in registers, folded by halves."
+    def codegen(context, builder, signature, args):
+        lanes, size = ir.VectorType(ir.FloatType(), 32), ir.IntType(64)
+        arrays = [context.make_array(t)(context, builder, a) for t, a in zip(signature.args, args)]
+        fma_fn = cgutils.get_or_insert_function(builder.module, ir.FunctionType(lanes, [lanes]*3), "llvm.fma.v32f32")
+        total = cgutils.alloca_once_value(builder, ir.Constant(lanes, [0.0]*32))
+        with cgutils.for_range(builder, builder.udiv(arrays[0].nitems, size(32))) as loop:
+            pointers = [builder.gep(a.data, [builder.mul(loop.index, size(32))]) for a in arrays]
+            parts = [builder.load(builder.bitcast(p, lanes.as_pointer())) for p in pointers]
+            for part in parts: part.align = 4
+            builder.store(builder.call(fma_fn, [*parts, builder.load(total)]), total)
+        v = builder.load(total)
+        while v.type.count > 1:
+            h = v.type.count//2
+            low, high = (ir.Constant(ir.VectorType(ir.IntType(32), h), [*range(i, i + h)]) for i in (0, h))
+            v = builder.fadd(builder.shuffle_vector(v, v, low), builder.shuffle_vector(v, v, high))
+        return builder.fadd(builder.extract_element(v, ir.IntType(32)(0)), ir.FloatType()(0.0))
+    return types.float32(x, y), codegen
+
 @njit(**_jit)
-def lane_dot(x, y, s): # float32 [n], float32 [n], scratch float32 [256]
+def lane_dot(x, y, s): # float32 [n] and [n], contiguous; scratch float32 [256]
     "Dot product by lanes (32 up to 256 elements, else 256), then `fold`."
     n = x.size
+    if n <= 256 and n % 32 == 0: return dot_32_lanes(x, y)
     L = 32 if n <= 256 else 256
     s[:L] = ZERO
     for base in range(0, n - n % L, L):
@@ -154,7 +175,7 @@ def dot_32(typingctx, q, row, at, x, x_row, x_at):
         return builder.call(total, [builder.mul(load(0, 8), load(3, 16))])
     return types.int32(q, types.intp, types.intp, x, types.intp, types.intp), codegen
 
-# %% ../nbs/09_cpu.ipynb #743b024e
+# %% ../nbs/09_cpu.ipynb #9b567b26
 @njit(**_jit)
 def _int_dot(q, x): # int16 [n], int16 [n] → int32
     "Integer dot product; the caller knows that it fits."
@@ -169,11 +190,11 @@ def _min_dot(mn, sums): # int16 [16], int32 [16] → int32
     for j in range(16): M = np.int32(M + np.int32(np.int32(mn[j])*sums[j]))
     return M
 
-@njit(parallel=True, **_jit)
-def product_256(qs, mn, d, m, has_min, xq, xs, xd, out):
-    """Superblock types. qs int16 [R, nb·256] = sc·q, mn int16 [R, nb·16], d and m float32 [R, nb] (mn and m are read
-    only if has_min), activations from `quantize`, out float32 [W, R]."""
-    for r in prange(d.shape[0]):
+@njit(**_jit)
+def product_256(lo, hi, qs, mn, d, m, has_min, xq, xs, xd, out):
+    """Rows lo … hi of superblock types. qs int16 [R, nb·256] = sc·q, mn int16 [R, nb·16], d and m float32 [R, nb] (mn
+    and m are read only if has_min), activations from `quantize`, out float32 [W, R]."""
+    for r in range(lo, hi):
         for w in range(xq.shape[0]):
             total = ZERO
             for b in range(d.shape[1]):
@@ -187,12 +208,12 @@ def product_256(qs, mn, d, m, has_min, xq, xs, xd, out):
                 total = total + t*xd[w, b]
             out[w, r] = total
 
-@njit(parallel=True, **_jit)
-def product_32(q, d, m, has_min, xq, xs, xd, out):
-    """Types with blocks of 32. q int8 [R, nb·32], d and m float32 [R, nb] (m is read only if has_min), activations from
-    `quantize`, out float32 [W, R]."""
+@njit(**_jit)
+def product_32(lo, hi, q, d, m, has_min, xq, xs, xd, out):
+    """Rows lo … hi of types with blocks of 32. q int8 [R, nb·32], d and m float32 [R, nb] (m is read only if has_min),
+    activations from `quantize`, out float32 [W, R]."""
     nb = d.shape[1]
-    for r in prange(d.shape[0]):
+    for r in range(lo, hi):
         for w in range(xq.shape[0]):
             total = ZERO
             for leaf in range(0, nb, 8):
@@ -203,29 +224,37 @@ def product_32(q, d, m, has_min, xq, xs, xd, out):
                 total = total + t*xd[w, leaf >> 3]
             out[w, r] = total
 
-@njit(parallel=True, **_jit)
-def product_float(wf, x, out):
-    "Float matrices: wf float32 [R, K], x float32 [W, K], out float32 [W, R]."
-    for r in prange(wf.shape[0]):
-        s = np.empty(256, F)
+@njit(**_jit)
+def product_float(lo, hi, wf, x, out):
+    "Rows lo … hi of float matrices: wf float32 [R, K], x float32 [W, K], out float32 [W, R]."
+    s = np.empty(256, F)
+    for r in range(lo, hi):
         for w in range(x.shape[0]): out[w, r] = lane_dot(wf[r], x[w], s)
 
-# %% ../nbs/09_cpu.ipynb #34294ac5
-_threads = [numba.config.NUMBA_NUM_THREADS]
+# %% ../nbs/09_cpu.ipynb #7e876737
+_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+_threads = [_cores]
+_pool = ThreadPoolExecutor(max(1, _cores - 1), thread_name_prefix="alphabook")
 
 def set_threads(n: int = None, # threads of the CPU backend; None: all cores
                 ) -> int: # threads in use
     "Set the number of threads, at most the number of cores. `ValueError` below 1."
-    most = numba.config.NUMBA_NUM_THREADS
     if n is not None and n < 1: raise ValueError(f"--threads {n}: must be at least 1")
-    _threads[0] = min(n or most, most)
+    _threads[0] = min(n or _cores, _cores)
     return _threads[0]
 
-def _share(work: int): # multiplications
-    "Use all threads for the next parallel kernel if it is worth waking them."
-    numba.set_num_threads(_threads[0] if work >= 1 << 22 else 1)
+def share(kernel, # function of (lo, hi, *args)
+          n: int, # rows, or tasks
+          work: int, # multiplications in all
+          *args):
+    "Run `kernel` over 0 … n, on several threads if the work is worth waking them."
+    parts = min(_threads[0], n) if work >= 1 << 21 else 1
+    cuts = [n*i//parts for i in range(parts + 1)]
+    others = [_pool.submit(kernel, lo, hi, *args) for lo, hi in zip(cuts[1:], cuts[2:])]
+    kernel(cuts[0], cuts[1], *args)
+    for other in others: other.result()
 
-# %% ../nbs/09_cpu.ipynb #9956cf7a
+# %% ../nbs/09_cpu.ipynb #bc1a995f
 class Matrix:
     "A weight matrix [R, K] as the CPU kernels read it; `data` stays the mapped file for embedding rows."
     def __init__(self, data, # uint8 [R, row_bytes]
@@ -268,12 +297,10 @@ def matmul(w: Matrix, # weights [R, K]
            ): # float32 [W, R]
     "x · wᵀ by the contract."
     out = np.empty((len(x), w.n_rows), F)
-    _share(out.size*x.shape[1])
-    if w.kind == "float": product_float(w.floats, x, out)
-    else:
-        xq, xs, xd = quantize(x)
-        if w.kind == "256": product_256(w.q, w.mn, w.d, w.m, w.has_min, xq, xs, xd, out)
-        else: product_32(w.q, w.d, w.m, w.has_min, xq, xs, xd, out)
+    work = out.size*x.shape[1]
+    if w.kind == "float": share(product_float, w.n_rows, work, w.floats, x, out)
+    elif w.kind == "256": share(product_256, w.n_rows, work, w.q, w.mn, w.d, w.m, w.has_min, *quantize(x), out)
+    else: share(product_32, w.n_rows, work, w.q, w.d, w.m, w.has_min, *quantize(x), out)
     return out
 
 def embed(w: Matrix, # embedding table [n_vocab, n_embd]
@@ -376,63 +403,83 @@ def apply_rope(x, # float32 [W, heads, head_dim]
     _apply_rope(x, cos, sin, stride, gap, out)
     return out
 
-# %% ../nbs/09_cpu.ipynb #62e1e65e
+# %% ../nbs/09_cpu.ipynb #c666a74c
 @njit(**_jit)
 def half_to_float(h): # uint16 bits of a finite float16 → float32
     "Exact widening of a float16."
     magnitude = bits_float(np.int32(np.int32(h & np.uint16(0x7FFF)) << np.int32(13)))*F(2.0**112)
-    return ZERO - magnitude if h & np.uint16(0x8000) else magnitude
+    return bits_float(np.int32(float_bits(magnitude) | np.int32(np.int32(h & np.uint16(0x8000)) << np.int32(16))))
 
 @njit(**_jit)
-def _attend(q, k, v, pos, first, scale, kf, vf, p, s, out):
-    """Attention of one row over the query heads [G, D] of one KV head; k, v uint16 [n, D] (float16 bits);
-    scratch: kf, vf float32 [64, D], p float32 [64], s float32 [256]; out [G, D]."""
-    G, D = q.shape
-    m, l = np.full(G, -INF, F), np.zeros(G, F)
-    o, ot = np.zeros((G, D), F), np.empty(D, F)
-    for start in range(first//64*64, pos + 1, 64):
-        lo, n = max(first - start, 0), min(64, pos + 1 - start)
-        for j in range(lo, n):
-            for i in range(D): kf[j, i], vf[j, i] = half_to_float(k[start + j, i]), half_to_float(v[start + j, i])
-        for g in range(G):
-            p[:] = ZERO
-            mt = -INF
-            for j in range(lo, n):
-                p[j] = lane_dot(q[g], kf[j], s)*scale
-                mt = max(mt, p[j])
-            for j in range(lo, n): p[j] = exp(p[j] - mt)
-            ot[:] = ZERO
-            for j in range(lo, n):
-                for i in range(D): ot[i] = fma(p[j], vf[j, i], ot[i])
-            lt = fold(p, 64)
-            top = max(m[g], mt)
-            alpha, beta = exp(m[g] - top), exp(mt - top)
-            l[g], m[g] = l[g]*alpha + lt*beta, top
-            for i in range(D): o[g, i] = o[g, i]*alpha + ot[i]*beta
-    for g in range(G):
-        for i in range(D): out[g, i] = (o[g, i] + ZERO)/l[g]
+def _widen(h, out): # uint16 [n, D] → float32 [n, D]
+    for j in range(h.shape[0]):
+        for i in range(h.shape[1]): out[j, i] = half_to_float(h[j, i])
 
-@njit(parallel=True, **_jit)
-def _attention(q, k, v, positions, window, scale, out):
-    "q, out float32 [W, H, D]; k, v uint16 [n_ctx, KV, D]; positions int64 [W]."
-    W, H, D = q.shape
+@njit(**_jit)
+def _score_tile(q, kf, lo, n, scale, s, p): # float32 [D], [64, D], range of positions → p float32 [64]
+    "Scores of one head and one tile, then exp(score − max); returns the maximum."
+    p[:] = ZERO
+    top = -INF
+    for j in range(lo, n):
+        p[j] = lane_dot(q, kf[j], s)*scale
+        top = max(top, p[j])
+    for j in range(lo, n): p[j] = exp(p[j] - top)
+    return top
+
+@njit(**_jit)
+def _add_tile(q, kf, vf, lo, n, scale, m, l, o, s, p, ot): # state m, l of one head, o float32 [D]; returns m, l
+    "Bring one tile into the running maximum, sum and values of one head."
+    mt = _score_tile(q, kf, lo, n, scale, s, p)
+    ot[:] = ZERO
+    for j in range(lo, n):
+        for i in range(o.size): ot[i] = fma(p[j], vf[j, i], ot[i])
+    top = max(m, mt)
+    alpha, beta = exp(m - top), exp(mt - top)
+    for i in range(o.size): o[i] = o[i]*alpha + ot[i]*beta
+    return top, l*alpha + fold(p, 64)*beta
+
+ROWS = 16                                      # rows that share the widening of a tile
+
+@njit(**_jit)
+def _attend(q, k, v, positions, window, scale, out):
+    "Rows of one KV head: q, out float32 [W, G, D]; k, v uint16 [n, D] (float16 bits); positions int64 [W], ascending."
+    W, G, D = q.shape
+    kf, vf, o = np.empty((64, D), F), np.empty((64, D), F), np.zeros((W, G, D), F)
+    m, l = np.full((W, G), -INF, F), np.zeros((W, G), F)
+    s, p, ot = np.empty(256, F), np.empty(64, F), np.empty(D, F)
+    first = max(0, positions[0] - window + 1) if window > 0 else 0
+    for start in range(first//64*64, positions[-1] + 1, 64):
+        n = min(64, positions[-1] + 1 - start)
+        _widen(k[start:start + n], kf)
+        _widen(v[start:start + n], vf)
+        for w in range(W):
+            lo = max(0, positions[w] - window + 1 - start) if window > 0 else 0
+            end = min(n, positions[w] + 1 - start)
+            if lo >= end: continue
+            for g in range(G):
+                m[w, g], l[w, g] = _add_tile(q[w, g], kf, vf, lo, end, scale, m[w, g], l[w, g], o[w, g], s, p, ot)
+    for w in range(W):
+        for g in range(G):
+            for i in range(D): out[w, g, i] = (o[w, g, i] + ZERO)/l[w, g]
+
+@njit(**_jit)
+def _attention(lo, hi, q, k, v, positions, window, scale, out):
+    "Tasks lo … hi, each of up to ROWS rows and one KV head: q, out float32 [W, H, D]; k, v uint16 [n_ctx, KV, D]."
     KV = k.shape[1]
-    G = H//KV
-    for task in prange(W*KV):
-        w, h = task//KV, task % KV
-        kf, vf = np.empty((64, D), F), np.empty((64, D), F)
-        p, s = np.empty(64, F), np.empty(256, F)
-        first = max(0, positions[w] - window + 1) if window > 0 else 0
-        _attend(q[w, h*G:h*G + G], k[:, h], v[:, h], positions[w], first, scale, kf, vf, p, s, out[w, h*G:h*G + G])
+    G = q.shape[1]//KV
+    for task in range(lo, hi):
+        r, h = task//KV*ROWS, task % KV
+        _attend(q[r:r + ROWS, h*G:h*G + G], k[:, h], v[:, h], positions[r:r + ROWS], window, scale,
+                out[r:r + ROWS, h*G:h*G + G])
 
 def attention(q, # float32 [W, n_head, D]
               k, v, # float16 [n_ctx, n_kv_head, D]
-              positions, # int [W]
+              positions, # int [W], ascending
               window: int, # sliding window, 0: none
               scale: float, # factor of the scores
               ): # float32 [W, n_head, D]
     "Causal attention over tiles of 64 absolute positions."
-    out = np.empty_like(q)
-    _share(2*q.size*int(positions[-1]))
-    _attention(q, k.view(np.uint16), v.view(np.uint16), np.asarray(positions, np.int64), window, F(scale), out)
+    out, tasks = np.empty_like(q), -(-len(q)//ROWS)*k.shape[1]
+    share(_attention, tasks, 2*q.size*int(positions[-1]), q, k.view(np.uint16), v.view(np.uint16),
+          np.asarray(positions, np.int64), window, F(scale), out)
     return out

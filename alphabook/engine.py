@@ -164,16 +164,17 @@ class Engine:
         "A session that keeps its keys and values between prompts."
         return Session(self, min(n_ctx or self.n_ctx, self.n_ctx))
 
-# %% ../nbs/23_engine.ipynb #40197589
+# %% ../nbs/23_engine.ipynb #17968d8b
 def prompt_ids(engine: Engine, prompt, # text, or ids
+               n_ctx: int, # positions that there are
                ) -> list: # ids
     "Ids of a prompt, checked against the context."
     ids = engine.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
     if not ids: raise ValueError("the prompt is empty: give at least one token of text (-p, -f or standard input)")
     bad = [i for i in ids if not 0 <= i < engine.cfg.n_vocab]
     if bad: raise ValueError(f"prompt token {bad[0]} is outside the vocabulary of {engine.cfg.n_vocab}")
-    if len(ids) >= engine.n_ctx:
-        raise ValueError(f"the prompt has {len(ids)} tokens, the context {engine.n_ctx}: "
+    if len(ids) >= n_ctx:
+        raise ValueError(f"the prompt has {len(ids)} tokens, the context {n_ctx}: "
                          "shorten it or raise --ctx (context_length_exceeded)")
     return ids
 
@@ -185,8 +186,9 @@ def run(engine: Engine, g: Generation, # filled in on the way
         **sampling, # temp, top_k, top_p, min_p, seed: see `sample`
         ): # yields Token
     "Generate: read the prompt, then one round per token."
-    ids = prompt_ids(engine, prompt)
-    room = engine.n_ctx - len(ids)
+    n_ctx = session.cache.n_ctx if session else engine.n_ctx
+    ids = prompt_ids(engine, prompt, n_ctx)
+    room = n_ctx - len(ids)
     n = room if n < 0 else min(n, room)
     session = session or engine.session(len(ids) + n)
     stops, decoder = StopStrings([stop] if isinstance(stop, str) else stop), engine.tokenizer.stream()

