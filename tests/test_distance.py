@@ -2,6 +2,7 @@
 import pytest
 
 from alphabook.modelfile import ModelFile
+from golden import tiny_models
 from distance import RUNS, cpu_logits, likelihoods, mean_and_error
 from oracle import Missing, distance, golden, model_path
 
@@ -12,6 +13,15 @@ def logits(name, rec):
     try: path = model_path(name, rec)
     except Missing as e: pytest.skip(str(e))
     with ModelFile(path) as mf: return cpu_logits(mf, rec['ids'])
+
+
+@pytest.mark.parametrize('name', tiny_models.NAMES)
+def test_tiny_models(name, tmp_path):
+    "Every architecture through the contract's arithmetic, in CI too: float matrices, keys and values in float16."
+    rec = golden(name)
+    tiny_models.write(name, tmp_path / 'tiny.gguf')
+    with ModelFile(tmp_path / 'tiny.gguf') as mf: d = distance(cpu_logits(mf, rec['ids']), rec)
+    assert d['mean_abs'] <= 1.1 * rec['distance_to_f32']['quantized_rows']['mean_abs_dlogit'] and d['top1'] >= 0.99
 
 
 @pytest.mark.parametrize('name', NAMES)
