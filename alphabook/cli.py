@@ -155,7 +155,7 @@ def sampling_of(args) -> dict:
     "Arguments for `sample`; empty for greedy decoding."
     return {k: getattr(args, k) for k in ("temp", "top_k", "top_p", "min_p", "seed")} if args.temp else {}
 
-# %% ../nbs/28_cli.ipynb #57a469e5
+# %% ../nbs/28_cli.ipynb #f9de100e
 def rates(g: Generation) -> str:
     "One line about speed."
     rounds = max(g.predicted_n - 1, 0)
@@ -169,7 +169,8 @@ def cmd_generate(args) -> int:
     prompt = read_prompt(args)
     engine, g = load_engine(args), Generation()
     with patience(SLOW_START) as done:
-        for token in run(engine, g, prompt, args.n, stop=args.stop, hash_logits=args.hash, **sampling_of(args)):
+        for token in run(engine, g, prompt, args.n, stop=args.stop, hash_logits=args.hash, progress=Bar("reading"),
+                         **sampling_of(args)):
             done()
             if not args.json: print(token.text, end="", flush=True)
     print(json.dumps(g.to_dict(), ensure_ascii=False) if args.json else "")
@@ -190,7 +191,8 @@ def cmd_chat(args) -> int:
         messages.append(dict(role="user", content=line.rstrip("\n")))
         ids = engine.tokenizer.encode(template.render(messages), add_special=False)
         g = Generation()
-        for token in run(engine, g, ids, args.n, stop=args.stop, session=session, **sampling_of(args)):
+        for token in run(engine, g, ids, args.n, stop=args.stop, session=session, progress=Bar("reading"),
+                         **sampling_of(args)):
             if not args.json: print(token.text, end="", flush=True)
         print(json.dumps(g.to_dict(), ensure_ascii=False) if args.json else "")
         if not args.json: say(rates(g))

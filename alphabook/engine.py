@@ -164,7 +164,7 @@ class Engine:
         "A session that keeps its keys and values between prompts."
         return Session(self, min(n_ctx or self.n_ctx, self.n_ctx))
 
-# %% ../nbs/23_engine.ipynb #17968d8b
+# %% ../nbs/23_engine.ipynb #28ce4b19
 def prompt_ids(engine: Engine, prompt, # text, or ids
                n_ctx: int, # positions that there are
                ) -> list: # ids
@@ -183,6 +183,7 @@ def run(engine: Engine, g: Generation, # filled in on the way
         stop = (), # texts that end the generation
         session: Session = None, # reuses and extends it; None: a fresh one
         hash_logits: bool = False, # hash the logits that tokens are chosen from
+        progress = None, # called with (prompt tokens read, prompt tokens to read)
         **sampling, # temp, top_k, top_p, min_p, seed: see `sample`
         ): # yields Token
     "Generate: read the prompt, then one round per token."
@@ -195,7 +196,7 @@ def run(engine: Engine, g: Generation, # filled in on the way
     digest = hashlib.sha256()
     g.mode, g.device, g.model, g.prompt_n = engine.mode, engine.device, engine.mf.path.name, len(ids)
     start = time.perf_counter()
-    logits = prefill(engine.model, session.cache, ids[session.reuse(ids):])
+    logits = prefill(engine.model, session.cache, ids[session.reuse(ids):], progress=progress)
     session.ids = list(ids)
     g.prompt_ms = (time.perf_counter() - start)*1e3
     start = time.perf_counter()
