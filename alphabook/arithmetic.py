@@ -17,7 +17,7 @@ from .elementary import exp, f32, fma, fold, gelu, i32, i64, lane_dot, lane_sum,
 # %% ../nbs/03b_arithmetic.ipynb #a48674b1
 CONTRACT_VERSION = "1"
 
-# %% ../nbs/03b_arithmetic.ipynb #b6624dc4
+# %% ../nbs/03b_arithmetic.ipynb #5f093061
 def _sub_sums(view: IntView, # weights
               x, # int8 activations of one column, padded to whole blocks: [nb, block]
               ): # int64 [R, nb, G], int64 [nb, G]
@@ -27,11 +27,13 @@ def _sub_sums(view: IntView, # weights
     q, x = view.q.reshape(R, nb, G, -1), x.reshape(nb, G, -1).astype(i32)
     return (q*x).sum(-1, dtype=i64), x.sum(-1, dtype=i64)
 
+# %% ../nbs/03b_arithmetic.ipynb #fe95c105
 def _int32(s): # int64
     "As int32, which must be enough: the bound of chapter 02 is checked, not assumed."
     if s.size and np.abs(s).max() >= 2**31: raise OverflowError("an integer sum of the quantized product exceeds int32")
     return s.astype(i32)
 
+# %% ../nbs/03b_arithmetic.ipynb #7996d929
 def leaves_256(view: IntView, # superblocks of 256 weights
                q, a, d, # one column of Acts: int8 [nb, 256], int32 [nb, 8], float32 [nb]
                ): # float32 [R, nb]
@@ -45,6 +47,7 @@ def leaves_256(view: IntView, # superblocks of 256 weights
     S0, S1 = (_int32(half.sum(-1)).astype(f32) for half in np.split(scaled, 2, -1))
     return (view.d*(S0 + S1))*d
 
+# %% ../nbs/03b_arithmetic.ipynb #cc16aaea
 def leaves_32(view: IntView, # blocks of 32 weights
               q, a, d, # one column of Acts
               ): # float32 [R, ceil(nb/8)]
@@ -60,6 +63,7 @@ def leaves_32(view: IntView, # blocks of 32 weights
         if view.m is not None: t[:, :n] = fma(view.m[:, cols], B[cols], t[:, :n])
     return t*d
 
+# %% ../nbs/03b_arithmetic.ipynb #b9c0ad05
 def quantized_product(view: IntView, # weights [R, K]
                       acts: Acts, # W columns
                       ): # float32 [W, R]
@@ -70,7 +74,7 @@ def quantized_product(view: IntView, # weights [R, K]
         for leaf in leaves(view, acts.q[w], acts.a[w], acts.d[w]).T: out[w] = out[w] + leaf
     return out
 
-# %% ../nbs/03b_arithmetic.ipynb #3e8f9c03
+# %% ../nbs/03b_arithmetic.ipynb #7ac6a593
 class Matrix:
     "A weight matrix [R, K] as the numpy backend holds it: an integer view, or float32 values."
     def __init__(self, data, # uint8 [R, row_bytes], as in the file
@@ -81,6 +85,7 @@ class Matrix:
         self.floats = decode(data, type) if type in ("F32", "F16", "BF16") else None
         self.view = int_view(data, type) if self.floats is None else None
 
+# %% ../nbs/03b_arithmetic.ipynb #f895ffa3
 def load_matrix(data, # uint8 [R, row_bytes]
                 type: str, # ggml type name
                 rows_only: bool = False, # for `embed` only: nothing is unpacked
@@ -88,6 +93,7 @@ def load_matrix(data, # uint8 [R, row_bytes]
     "Prepare a weight matrix for `matmul` and `embed`."
     return Matrix(data, type, rows_only)
 
+# %% ../nbs/03b_arithmetic.ipynb #294333c2
 def matmul(w: Matrix, # weights [R, K]
            x, # float32 [W, K], or the Acts made from it
            ): # float32 [W, R]
@@ -95,13 +101,14 @@ def matmul(w: Matrix, # weights [R, K]
     if w.view is not None: return quantized_product(w.view, x if isinstance(x, Acts) else quantize_acts(x))
     return np.stack([lane_dot(w.floats, row) for row in x])
 
+# %% ../nbs/03b_arithmetic.ipynb #6288f7fd
 def embed(w: Matrix, # embedding table [n_vocab, n_embd]
           ids, # int [W]
           ): # float32 [W, n_embd]
     "Rows of an embedding table: the exact value of each weight, rounded once to float32."
     return decode(np.ascontiguousarray(w.data[np.asarray(ids)]), w.type)
 
-# %% ../nbs/03b_arithmetic.ipynb #bac61944
+# %% ../nbs/03b_arithmetic.ipynb #5ed05638
 def rms_norm(x, # float32 [..., n]
              w, # float32 [n]
              eps: float, # added to the mean square
@@ -110,6 +117,7 @@ def rms_norm(x, # float32 [..., n]
     r = f32(1)/np.sqrt(lane_dot(x, x)/f32(x.shape[-1]) + f32(eps))
     return (x*r[..., None])*w
 
+# %% ../nbs/03b_arithmetic.ipynb #ebc7d86f
 def gated(gate, # float32 [..., n]
           up, # float32 [..., n]
           act: str, # "silu" or "gelu"
@@ -117,6 +125,7 @@ def gated(gate, # float32 [..., n]
     "act(gate)·up, the middle of a feed-forward layer."
     return {"silu": silu, "gelu": gelu}[act](gate)*up
 
+# %% ../nbs/03b_arithmetic.ipynb #9fcad771
 def softcap(x, # float32
             cap: float, # the results lie within ±cap
             ): # float32
@@ -124,6 +133,7 @@ def softcap(x, # float32
     y = x/f32(cap)
     return f32(cap)*(f32(1) - f32(2)/(f32(1) + exp(y + y)))
 
+# %% ../nbs/03b_arithmetic.ipynb #cf69cfb9
 def softmax(x, # float32 [..., n]
             ): # float32 [..., n]
     "exp(x − max) ÷ their lane sum."
@@ -143,7 +153,7 @@ def apply_rope(x, # float32 [W, heads, head_dim]
     out[..., first], out[..., second] = a*c - b*s, a*s + b*c
     return out
 
-# %% ../nbs/03b_arithmetic.ipynb #5beda1cb
+# %% ../nbs/03b_arithmetic.ipynb #d180aadf
 TILE = 64
 
 def attention_tile(q, # float32 [H, D]: the query heads that share one KV head
@@ -160,6 +170,7 @@ def attention_tile(q, # float32 [H, D]: the query heads that share one KV head
     for j in np.flatnonzero(visible): o = fma(p[:, j, None], v[j], o)                  # (H, D)
     return m, l, o
 
+# %% ../nbs/03b_arithmetic.ipynb #e4de4995
 def attend_one(q, # float32 [H, D]: query heads of one KV head, one row
                k, v, # float16 [≥ pos + 1, D]
                pos: int, # absolute position of the row; it sees positions up to its own
@@ -177,6 +188,7 @@ def attend_one(q, # float32 [H, D]: query heads of one KV head, one row
         l, o, m = l*alpha + lt*beta, o*alpha[:, None] + ot*beta[:, None], top
     return (o + f32(0))/l[:, None]
 
+# %% ../nbs/03b_arithmetic.ipynb #66f0db8f
 def attention(q, # float32 [W, n_head, D]
               k, v, # float16 [n_ctx, n_kv_head, D], rows written up to the largest position
               positions, # int [W]
@@ -191,7 +203,7 @@ def attention(q, # float32 [W, n_head, D]
             out[w, heads] = attend_one(q[w, heads], k[:, h], v[:, h], int(pos), window, f32(scale))
     return out
 
-# %% ../nbs/03b_arithmetic.ipynb #93b5448d
+# %% ../nbs/03b_arithmetic.ipynb #58dc6bbf
 def philox_4x32(counter: tuple, # four 32-bit words
                 key: tuple, # two 32-bit words
                 ) -> list: # four 32-bit words
@@ -203,6 +215,7 @@ def philox_4x32(counter: tuple, # four 32-bit words
         k0, k1 = k0 + 0x9E3779B9 & mask, k1 + 0xBB67AE85 & mask
     return c
 
+# %% ../nbs/03b_arithmetic.ipynb #1aba8581
 def random_bits(seed: int, # 64-bit key
                 position: int, # 64-bit counter
                 ) -> int: # 64 random bits
@@ -210,7 +223,7 @@ def random_bits(seed: int, # 64-bit key
     c = philox_4x32((position & 0xFFFFFFFF, position >> 32, 0, 0), (seed & 0xFFFFFFFF, seed >> 32))
     return c[0] | c[1] << 32
 
-# %% ../nbs/03b_arithmetic.ipynb #82e19cf4
+# %% ../nbs/03b_arithmetic.ipynb #c31c1ca8
 def argmax(logits, # float32 [n_vocab]
            ) -> int: # id
     "Id of the largest logit, the lowest id on ties. Non-finite logits are an error."
@@ -218,6 +231,7 @@ def argmax(logits, # float32 [n_vocab]
         raise FloatingPointError("logits are not finite: the model file is damaged, or its values overflow float32")
     return int(np.argmax(logits))
 
+# %% ../nbs/03b_arithmetic.ipynb #ed531bd5
 def top_k_ids(logits, # float32 [n]
               k: int, # how many
               ): # int [min(k, n)], ascending ids
@@ -227,10 +241,12 @@ def top_k_ids(logits, # float32 [n]
     above, at_edge = np.flatnonzero(logits > edge), np.flatnonzero(logits == edge)
     return np.sort(np.concatenate([above, at_edge[:k - len(above)]]))
 
+# %% ../nbs/03b_arithmetic.ipynb #594a2dbb
 def _weights(logits, top, temp): # float32 [n], float32, float32
     "exp((logits − top) ÷ temp) in units of 2⁻³², as int64."
     return np.floor(exp((logits - top)/temp).astype(np.float64)*2**32).astype(i64)
 
+# %% ../nbs/03b_arithmetic.ipynb #14eac4f8
 def sample(logits, # float32 [n_vocab]
            position: int, # absolute position of the token that is chosen
            temp: float = 0.0, # 0: greedy

@@ -26,11 +26,12 @@ from .modelfile import ModelFile, summary
 from .synth import synth
 from .tokenizer import Tokenizer
 
-# %% ../nbs/28_cli.ipynb #5df3c328
+# %% ../nbs/28_cli.ipynb #b653a212
 class Parser(argparse.ArgumentParser):
     "argparse that reports a mistake in one line and exits with 2."
     def error(self, message): raise ValueError(f"{self.prog}: {message} (see {self.prog} --help)")
 
+# %% ../nbs/28_cli.ipynb #96265dbd
 def size(text: str) -> int: # such as "16GiB", "500MB" or "1e9"
     "Bytes of a size with an optional unit (KB, MB, GB, KiB, MiB, GiB …)."
     m = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*(?:([kmgt])(i?)b?|b)?", text.strip(), re.IGNORECASE)
@@ -39,7 +40,7 @@ def size(text: str) -> int: # such as "16GiB", "500MB" or "1e9"
     power = "bkmgt".index(m[2].lower()) if m[2] else 0
     return int(number*(1024 if m[3] else 1000)**power)
 
-# %% ../nbs/28_cli.ipynb #196d6587
+# %% ../nbs/28_cli.ipynb #1520d651
 def engine_flags(p: Parser):
     "The flags that every command with an engine shares."
     p.add_argument("-m", "--model", help="GGUF file (any shard) or the name of a fetched model")
@@ -54,6 +55,7 @@ def engine_flags(p: Parser):
     p.add_argument("--kv", default="f16", metavar="K[:V]", help="type of the KV cache: f16")
     p.add_argument("--json", action="store_true", help="print one JSON object on standard output")
 
+# %% ../nbs/28_cli.ipynb #95c52363
 def sampling_flags(p: Parser):
     "The flags that choose tokens."
     p.add_argument("-n", type=int, default=128, metavar="N", help="most tokens (default 128; -1: no limit)")
@@ -65,6 +67,7 @@ def sampling_flags(p: Parser):
     p.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the sampler")
     p.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end at this text (may be repeated)")
 
+# %% ../nbs/28_cli.ipynb #7c95709e
 def make_parser() -> Parser:
     "The whole command line."
     p = Parser(prog="alphabook", description=alphabook.__doc__)
@@ -99,7 +102,7 @@ def make_parser() -> Parser:
 
 LATER = ("plan", "doctor", "bench", "quality", "quantize", "serve")     # commands of later versions, refused by name
 
-# %% ../nbs/28_cli.ipynb #65c572df
+# %% ../nbs/28_cli.ipynb #3d6dc272
 class Bar:
     "A progress bar on standard error, if that is a terminal and the work takes longer than 0.3 s."
     def __init__(self, label: str): self.label, self.start, self.shown = label, time.perf_counter(), False
@@ -111,10 +114,12 @@ class Bar:
         line = f"\r{self.label} [{'#'*filled}{'.'*(30 - filled)}] {100*done//max(total, 1)}%"
         print(line, end="" if done < total else "\n", file=sys.stderr, flush=True)
 
+# %% ../nbs/28_cli.ipynb #35b66235
 def say(text: str): # one line for people
     "Print to standard error."
     print(text, file=sys.stderr, flush=True)
 
+# %% ../nbs/28_cli.ipynb #730a76b5
 @contextmanager
 def patience(text: str, # one line
              seconds: float = 3.0): # how long to wait with it
@@ -125,6 +130,7 @@ def patience(text: str, # one line
     try: yield timer.cancel
     finally: timer.cancel()
 
+# %% ../nbs/28_cli.ipynb #7afa01ee
 SLOW_START = "reading the prompt; the first run after an installation also compiles its kernels, which takes a while"
 
 def read_prompt(args) -> str:
@@ -138,6 +144,7 @@ def read_prompt(args) -> str:
     try: return data.decode("utf-8")
     except UnicodeDecodeError as e: raise ValueError(f"{source}: not UTF-8 text (byte {e.start}); convert it first")
 
+# %% ../nbs/28_cli.ipynb #9767ad68
 def check_sampling(args):
     "Raise `ValueError` for sampling values out of range."
     for flag, low, high in (("--temp", 0, 10_000), ("--top-p", 0, 1), ("--min-p", 0, 1), ("--top-k", 0, 2**31 - 1),
@@ -145,17 +152,19 @@ def check_sampling(args):
         value = getattr(args, flag[2:].replace("-", "_"))
         if not low <= value <= high: raise ValueError(f"{flag} {value}: must be from {low} to {high}")
 
+# %% ../nbs/28_cli.ipynb #348d0bea
 def load_engine(args) -> Engine:
     "The engine that the shared flags describe."
     check_flags(args.mode, args.drafter, args.kv)
     if args.draft_model: raise ValueError(f"--draft-model {args.draft_model}: drafters are not part of this version")
     return Engine.load(args.model, args.device, args.mode, args.vram, args.ctx, args.threads, Bar("loading"))
 
+# %% ../nbs/28_cli.ipynb #326a1e8b
 def sampling_of(args) -> dict:
     "Arguments for `sample`; empty for greedy decoding."
     return {k: getattr(args, k) for k in ("temp", "top_k", "top_p", "min_p", "seed")} if args.temp else {}
 
-# %% ../nbs/28_cli.ipynb #f9de100e
+# %% ../nbs/28_cli.ipynb #417cedae
 def rates(g: Generation) -> str:
     "One line about speed."
     rounds = max(g.predicted_n - 1, 0)
@@ -163,6 +172,7 @@ def rates(g: Generation) -> str:
     return (f"prompt {g.prompt_n} tokens in {g.prompt_ms:.0f} ms, then {g.predicted_n} in {g.predicted_ms:.0f} ms"
             f"{speed} ({g.device}, {g.mode}, {g.finish_reason})")
 
+# %% ../nbs/28_cli.ipynb #9f4bd094
 def cmd_generate(args) -> int:
     "alphabook generate"
     check_sampling(args)
@@ -177,6 +187,7 @@ def cmd_generate(args) -> int:
     if not args.json: say(rates(g))
     return 0
 
+# %% ../nbs/28_cli.ipynb #0571dcdb
 def cmd_chat(args) -> int:
     "alphabook chat: one turn a line, on the same keys and values"
     check_sampling(args)
@@ -198,6 +209,7 @@ def cmd_chat(args) -> int:
         if not args.json: say(rates(g))
         messages.append(dict(role="assistant", content=g.text))
 
+# %% ../nbs/28_cli.ipynb #ecdbff8f
 def cmd_info(args) -> int:
     "alphabook info"
     with ModelFile(resolve_model(args.file)) as mf:
@@ -211,12 +223,14 @@ def cmd_info(args) -> int:
         print(f"  {name:8} {t['tensors']:5} tensors {t['parameters']:15,} weights {t['bytes']:15,} bytes")
     return 0
 
+# %% ../nbs/28_cli.ipynb #ec6de76c
 def cmd_fetch(args) -> int:
     "alphabook fetch"
     path = fetch(args.name)
     print(json.dumps(dict(name=args.name, path=str(path))) if args.json else path)
     return 0
 
+# %% ../nbs/28_cli.ipynb #49ec645e
 def cmd_synth(args) -> int:
     "alphabook synth"
     start = time.perf_counter()
@@ -226,7 +240,7 @@ def cmd_synth(args) -> int:
     else: say(f"{args.out}: {n:,} bytes in {seconds:.1f} s")
     return 0
 
-# %% ../nbs/28_cli.ipynb #99250dfb
+# %% ../nbs/28_cli.ipynb #473b5328
 PROMPTS = ("The capital of France is",
            "def fibonacci(n):\n    \"\"\"Return the n-th Fibonacci number.\"\"\"\n    if n < 2:\n",
            "Il était une fois, dans un pays lointain, une princesse qui")
@@ -238,12 +252,14 @@ def parse_widths(text: str) -> list: # such as "1,2,4"
     if not all(1 <= w <= 64 for w in widths): raise ValueError(f"--widths {text}: each must be from 1 to 64")
     return widths
 
+# %% ../nbs/28_cli.ipynb #f29abd4f
 def print_arms(result: dict): # from `compare_model`
     "A table for people."
     for a in result["arms"]:
         print(f"{a['name']:24} {a['comparisons']:5} rows  {a['mismatches']:5} differ  {a['status']}")
     print(f"{result['comparisons']} comparisons, {result['mismatches']} mismatches; first: {result['first_mismatch']}")
 
+# %% ../nbs/28_cli.ipynb #8090583a
 def cmd_compare(args) -> int:
     "alphabook compare"
     check_flags(args.mode, args.drafter, args.kv)

@@ -16,7 +16,7 @@ import alphabook.cpu as cpu_backend
 from .arithmetic import argmax
 from .rounds import Model, prefill, run_round
 
-# %% ../nbs/12_comparator.ipynb #4aeb46d8
+# %% ../nbs/12_comparator.ipynb #bec80db2
 def greedy_ids(model: Model, prompt, # ids
                n: int, # tokens to add
                ) -> list: # prompt and greedy continuation
@@ -28,6 +28,7 @@ def greedy_ids(model: Model, prompt, # ids
         if len(ids) < len(prompt) + n: logits = run_round(model, cache, ids[-1:])[0]; cache.commit(len(ids))
     return ids
 
+# %% ../nbs/12_comparator.ipynb #dd2e6d45
 def one_row(model: Model, ids, # the text
             ): # float32 [len(ids), n_vocab]
     "The reference: logits after every position, one row a round from the first token on."
@@ -37,7 +38,7 @@ def one_row(model: Model, ids, # the text
         cache.commit(i + 1)
     return np.array(out)
 
-# %% ../nbs/12_comparator.ipynb #e75faf7e
+# %% ../nbs/12_comparator.ipynb #c13622e5
 @dataclass
 class Arm:
     "One way of running the text and what came of it."
@@ -47,6 +48,7 @@ class Arm:
     mismatches: int = 0           # rows with at least one different bit
     status: str = "not run"       # "ok", "failed" or "skipped: reason"
 
+# %% ../nbs/12_comparator.ipynb #f5e25294
 def width_arm(model: Model, ids, n_prompt: int, width: int, arm: Arm):
     "Verify rounds of `width` rows whose drafts are all right."
     cache = model.new_cache(len(ids))
@@ -58,6 +60,7 @@ def width_arm(model: Model, ids, n_prompt: int, width: int, arm: Arm):
         arm.work += len(rows) - 1
         yield from enumerate(logits, pos)
 
+# %% ../nbs/12_comparator.ipynb #f4de069e
 def reject_arm(model: Model, ids, n_prompt: int, width: int, arm: Arm):
     "Rounds in which the j-th draft is wrong, for each j in turn, then a round without drafts."
     cache, j = model.new_cache(len(ids) + width), 0
@@ -73,6 +76,7 @@ def reject_arm(model: Model, ids, n_prompt: int, width: int, arm: Arm):
             yield cache.n, run_round(model, cache, ids[cache.n:cache.n + 1])[0]
             cache.commit(cache.n + 1)
 
+# %% ../nbs/12_comparator.ipynb #7ac8987b
 def chunk_arm(model: Model, ids, n_prompt: int, chunk: int, arm: Arm):
     "The whole text as a prompt, read in chunks."
     cache = model.new_cache(len(ids))
@@ -83,6 +87,7 @@ def chunk_arm(model: Model, ids, n_prompt: int, chunk: int, arm: Arm):
         arm.work += 1
         yield from enumerate(logits, start)
 
+# %% ../nbs/12_comparator.ipynb #2f8c20c8
 def reuse_arm(model: Model, ids, n_prompt: int, _, arm: Arm):
     "Another text is read first, then the cache is cut back to the shared prompt and the right text continues."
     cache, other = model.new_cache(len(ids)), [(i + 1) % model.cfg.n_vocab for i in ids[n_prompt:]]
@@ -91,7 +96,7 @@ def reuse_arm(model: Model, ids, n_prompt: int, _, arm: Arm):
     arm.work += len(other)
     yield from enumerate(run_round(model, cache, ids[n_prompt:]), n_prompt)
 
-# %% ../nbs/12_comparator.ipynb #91740f8c
+# %% ../nbs/12_comparator.ipynb #d87c386b
 def judge(arm: Arm, results, # iterable of (position, logits)
           reference, # float32 [n, n_vocab]
           ): # dict or None: the first mismatch
@@ -108,6 +113,7 @@ def judge(arm: Arm, results, # iterable of (position, logits)
     arm.status = "ok" if arm.comparisons and arm.work and not arm.mismatches else "failed"
     return first
 
+# %% ../nbs/12_comparator.ipynb #4ef82db9
 def standard_arms(model: Model, n: int, # positions of the text
                   widths, # widths of verify rounds
                   ) -> list: # (name, model, function, parameter)
@@ -118,6 +124,7 @@ def standard_arms(model: Model, n: int, # positions of the text
     arms += [(f"prompt chunk {c}", model, chunk_arm, c) for c in (1, 7, 32, 64, 512) if c < 2*n]
     return arms + [("prefix reuse", model, reuse_arm, 0)]
 
+# %% ../nbs/12_comparator.ipynb #5f017866
 def compare_model(mf, cfg, # open file and its configuration
                   prompts, # list of lists of ids
                   widths = (1, 2, 4, 8, 16), # widths of verify rounds
@@ -149,6 +156,7 @@ def compare_model(mf, cfg, # open file and its configuration
     return dict(positions=positions, comparisons=sum(a.comparisons for a in done),
                 mismatches=sum(a.mismatches for a in done), first_mismatch=first, arms=[asdict(a) for a in done])
 
+# %% ../nbs/12_comparator.ipynb #3869c58d
 def passed(result: dict) -> bool: # from `compare_model`
     "True if at least one arm ran and every arm that ran is ok."
     ran = [a for a in result["arms"] if not a["status"].startswith("skipped")]

@@ -22,7 +22,7 @@ from numba.extending import intrinsic
 import alphabook.codebooks                     # registers the IQ, TQ and MXFP4 formats
 from .blocks import IntView, decode, int_view
 
-# %% ../nbs/09_cpu.ipynb #83c9917f
+# %% ../nbs/09_cpu.ipynb #469dac30
 @intrinsic
 def fma(typingctx, a, b, c):
     "a·b + c rounded once: LLVM's fma, one instruction on every CPU since 2013."
@@ -32,6 +32,7 @@ def fma(typingctx, a, b, c):
         return builder.call(fn, args)
     return types.float32(types.float32, types.float32, types.float32), codegen
 
+# %% ../nbs/09_cpu.ipynb #16488c52
 def _bitcast(name, source, target, llvm_target):
     "An intrinsic that reads the bits of one 32-bit type as another."
     @intrinsic
@@ -44,7 +45,7 @@ def _bitcast(name, source, target, llvm_target):
 float_bits = _bitcast("float_bits", types.float32, types.int32, ir.IntType(32))
 bits_float = _bitcast("bits_float", types.int32, types.float32, ir.FloatType())
 
-# %% ../nbs/09_cpu.ipynb #1eb331f1
+# %% ../nbs/09_cpu.ipynb #baf36978
 _jit = dict(cache=True, error_model="numpy", nogil=True)
 F = np.float32
 MAGIC, LOG2E = F(12582912.0), F(1.4426950216293335)
@@ -66,18 +67,20 @@ def exp(x):
     e = bits_float(np.int32(float_bits(p) + np.int32(n << 23)))
     return INF if x > EXP_MAX else (ZERO if x < EXP_MIN else e)
 
+# %% ../nbs/09_cpu.ipynb #cb0a0c4d
 @njit(**_jit)
 def silu(x):
     "x ÷ (1 + exp(−x))."
     return x/(ONE + exp(ZERO - x))
 
+# %% ../nbs/09_cpu.ipynb #6d3e3ec1
 @njit(**_jit)
 def gelu(x):
     "x ÷ (1 + exp(−2u)), u = sqrt(2/π)(x + 0.044715 x³)."
     u2 = F(1.5957691216057308)*(x + F(0.044715)*((x*x)*x))
     return x/(ONE + exp(ZERO - u2))
 
-# %% ../nbs/09_cpu.ipynb #7d76d936
+# %% ../nbs/09_cpu.ipynb #1dd74e1f
 @njit(**_jit)
 def fold(s, # float32 [L], overwritten
          L): # power of two
@@ -87,6 +90,7 @@ def fold(s, # float32 [L], overwritten
         for i in range(L): s[i] = s[i] + s[L + i]
     return s[0] + ZERO
 
+# %% ../nbs/09_cpu.ipynb #8ede389a
 @intrinsic
 def dot_32_lanes(typingctx, x, y):
     "Dot product of two float32 arrays whose length is a multiple of 32: 32 fma lanes in registers, folded by halves."
@@ -108,6 +112,7 @@ def dot_32_lanes(typingctx, x, y):
         return builder.fadd(builder.extract_element(v, ir.IntType(32)(0)), ir.FloatType()(0.0))
     return types.float32(x, y), codegen
 
+# %% ../nbs/09_cpu.ipynb #fa1597a1
 @njit(**_jit)
 def lane_dot(x, y, s): # float32 [n] and [n], contiguous; scratch float32 [256]
     "Dot product by lanes (32 up to 256 elements, else 256), then `fold`."
@@ -120,7 +125,7 @@ def lane_dot(x, y, s): # float32 [n] and [n], contiguous; scratch float32 [256]
     for l in range(n % L): s[l] = fma(x[n - n % L + l], y[n - n % L + l], s[l])
     return fold(s, L)
 
-# %% ../nbs/09_cpu.ipynb #f89e3465
+# %% ../nbs/09_cpu.ipynb #8c0739cb
 @njit(**_jit)
 def _quantize_block(x, q, sums, n): # float32 [n ≤ 256] → int16 [256] = a·q, int32 [16] = sums of a·q; returns d
     "Quantize one group of up to 256 activations; q and sums must come zeroed. NaN if one is not finite or too large."
@@ -142,6 +147,7 @@ def _quantize_block(x, q, sums, n): # float32 [n ≤ 256] → int16 [256] = a·q
             sums[i >> 4] += v
     return top/F(4064)
 
+# %% ../nbs/09_cpu.ipynb #74111bd0
 @njit(**_jit)
 def quantize_rows(x, q, sums, d): # float32 [W, K] → int16 [W, nb·256], int32 [W, nb·16], float32 [W, nb]
     "Activations by the contract: x ≈ d·(a·q) per 256."
@@ -150,6 +156,7 @@ def quantize_rows(x, q, sums, d): # float32 [W, K] → int16 [W, nb·256], int32
             n = min(256, x.shape[1] - b*256)
             d[w, b] = _quantize_block(x[w, b*256:b*256 + n], q[w, b*256:b*256 + 256], sums[w, b*16:b*16 + 16], n)
 
+# %% ../nbs/09_cpu.ipynb #06b35e57
 def quantize(x, # float32 [W, K]
              ): # (int16 [W, nb·256], int32 [W, nb·16], float32 [W, nb])
     "Allocate and fill the integer form of W rows of activations."
@@ -175,7 +182,7 @@ def dot_32(typingctx, q, row, at, x, x_row, x_at):
         return builder.call(total, [builder.mul(load(0, 8), load(3, 16))])
     return types.int32(q, types.intp, types.intp, x, types.intp, types.intp), codegen
 
-# %% ../nbs/09_cpu.ipynb #9b567b26
+# %% ../nbs/09_cpu.ipynb #cccb720b
 @njit(**_jit)
 def _int_dot(q, x): # int16 [n], int16 [n] → int32
     "Integer dot product; the caller knows that it fits."
@@ -183,6 +190,7 @@ def _int_dot(q, x): # int16 [n], int16 [n] → int32
     for i in range(q.size): S = np.int32(S + np.int32(np.int32(q[i])*np.int32(x[i])))
     return S
 
+# %% ../nbs/09_cpu.ipynb #a979960f
 @njit(**_jit)
 def _min_dot(mn, sums): # int16 [16], int32 [16] → int32
     "Integer dot product of minima and sums of activations."
@@ -190,6 +198,7 @@ def _min_dot(mn, sums): # int16 [16], int32 [16] → int32
     for j in range(16): M = np.int32(M + np.int32(np.int32(mn[j])*sums[j]))
     return M
 
+# %% ../nbs/09_cpu.ipynb #b19167d6
 @njit(**_jit)
 def product_256(lo, hi, qs, mn, d, m, has_min, xq, xs, xd, out):
     """Rows lo … hi of superblock types. qs int16 [R, nb·256] = sc·q, mn int16 [R, nb·16], d and m float32 [R, nb] (mn
@@ -208,6 +217,7 @@ def product_256(lo, hi, qs, mn, d, m, has_min, xq, xs, xd, out):
                 total = total + t*xd[w, b]
             out[w, r] = total
 
+# %% ../nbs/09_cpu.ipynb #76eb6264
 @njit(**_jit)
 def product_32(lo, hi, q, d, m, has_min, xq, xs, xd, out):
     """Rows lo … hi of types with blocks of 32. q int8 [R, nb·32], d and m float32 [R, nb] (m is read only if has_min),
@@ -224,6 +234,7 @@ def product_32(lo, hi, q, d, m, has_min, xq, xs, xd, out):
                 total = total + t*xd[w, leaf >> 3]
             out[w, r] = total
 
+# %% ../nbs/09_cpu.ipynb #ef5e74e7
 @njit(**_jit)
 def product_float(lo, hi, wf, x, out):
     "Rows lo … hi of float matrices: wf float32 [R, K], x float32 [W, K], out float32 [W, R]."
@@ -231,7 +242,7 @@ def product_float(lo, hi, wf, x, out):
     for r in range(lo, hi):
         for w in range(x.shape[0]): out[w, r] = lane_dot(wf[r], x[w], s)
 
-# %% ../nbs/09_cpu.ipynb #7e876737
+# %% ../nbs/09_cpu.ipynb #d171c8d9
 _cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 _threads = [_cores]
 _pool = ThreadPoolExecutor(max(1, _cores - 1), thread_name_prefix="alphabook")
@@ -243,6 +254,7 @@ def set_threads(n: int = None, # threads of the CPU backend; None: all cores
     _threads[0] = min(n or _cores, _cores)
     return _threads[0]
 
+# %% ../nbs/09_cpu.ipynb #d931cdff
 def share(kernel, # function of (lo, hi, *args)
           n: int, # rows, or tasks
           work: int, # multiplications in all
@@ -254,7 +266,7 @@ def share(kernel, # function of (lo, hi, *args)
     kernel(cuts[0], cuts[1], *args)
     for other in others: other.result()
 
-# %% ../nbs/09_cpu.ipynb #bc1a995f
+# %% ../nbs/09_cpu.ipynb #90dc8e82
 class Matrix:
     "A weight matrix [R, K] as the CPU kernels read it; `data` stays the mapped file for embedding rows."
     def __init__(self, data, # uint8 [R, row_bytes]
@@ -285,6 +297,7 @@ class Matrix:
         if self.has_min: self.m[rows] = v.m
         if self.has_min and v.block == 256: self.mn[rows] = v.mn.repeat(16//v.mn.shape[-1], -1).reshape(n, -1)
 
+# %% ../nbs/09_cpu.ipynb #0ca06102
 def load_matrix(data, # uint8 [R, row_bytes], as in the file
                 type: str, # ggml type name
                 rows_only: bool = False, # for `embed` only: nothing is unpacked
@@ -292,6 +305,7 @@ def load_matrix(data, # uint8 [R, row_bytes], as in the file
     "Prepare a weight matrix for `matmul` and `embed`."
     return Matrix(data, type, rows_only)
 
+# %% ../nbs/09_cpu.ipynb #1a861081
 def matmul(w: Matrix, # weights [R, K]
            x, # float32 [W, K]
            ): # float32 [W, R]
@@ -303,13 +317,14 @@ def matmul(w: Matrix, # weights [R, K]
     else: share(product_32, w.n_rows, work, w.q, w.d, w.m, w.has_min, *quantize(x), out)
     return out
 
+# %% ../nbs/09_cpu.ipynb #2548cfe2
 def embed(w: Matrix, # embedding table [n_vocab, n_embd]
           ids, # int [W]
           ): # float32 [W, n_embd]
     "Rows of an embedding table: the exact value of each weight, rounded once."
     return decode(np.ascontiguousarray(w.data[np.asarray(ids)]), w.type)
 
-# %% ../nbs/09_cpu.ipynb #d04114f6
+# %% ../nbs/09_cpu.ipynb #1cce2024
 @njit(**_jit)
 def _rms_norm(x, w, eps, out): # float32 [N, n], [n], float32, [N, n]
     s = np.empty(256, F)
@@ -317,6 +332,7 @@ def _rms_norm(x, w, eps, out): # float32 [N, n], [n], float32, [N, n]
         f = ONE/np.sqrt(lane_dot(x[r], x[r], s)/F(x.shape[1]) + eps)
         for i in range(x.shape[1]): out[r, i] = (x[r, i]*f)*w[i]
 
+# %% ../nbs/09_cpu.ipynb #b2c4ecae
 def rms_norm(x, # float32 [..., n]
              w, # float32 [n]
              eps: float, # added to the mean square
@@ -327,10 +343,12 @@ def rms_norm(x, # float32 [..., n]
     _rms_norm(x.reshape(-1, n), w, F(eps), out.reshape(-1, n))
     return out
 
+# %% ../nbs/09_cpu.ipynb #800c0708
 @njit(**_jit)
 def _gated(gate, up, is_gelu, out): # float32 [N] each
     for i in range(gate.size): out[i] = (gelu(gate[i]) if is_gelu else silu(gate[i]))*up[i]
 
+# %% ../nbs/09_cpu.ipynb #ef13fa5e
 def gated(gate, # float32 [..., n]
           up, # float32 [..., n]
           act: str, # "silu" or "gelu"
@@ -340,12 +358,14 @@ def gated(gate, # float32 [..., n]
     _gated(gate.reshape(-1), up.reshape(-1), {"silu": False, "gelu": True}[act], out.reshape(-1))
     return out
 
+# %% ../nbs/09_cpu.ipynb #5157302a
 @njit(**_jit)
 def _softcap(x, cap, out): # float32 [N], float32, [N]
     for i in range(x.size):
         y = x[i]/cap
         out[i] = cap*(ONE - F(2)/(ONE + exp(y + y)))
 
+# %% ../nbs/09_cpu.ipynb #54dbbef3
 def softcap(x, # float32 [..., n]
             cap: float, # the results lie within ±cap
             ): # float32 [..., n]
@@ -354,7 +374,7 @@ def softcap(x, # float32 [..., n]
     _softcap(x.reshape(-1), F(cap), out.reshape(-1))
     return out
 
-# %% ../nbs/09_cpu.ipynb #29839256
+# %% ../nbs/09_cpu.ipynb #50c9a79e
 @njit(**_jit)
 def _angle(phase): # uint64 → (cos, sin)
     "Cosine and sine of a 64-bit phase."
@@ -370,11 +390,13 @@ def _angle(phase): # uint64 → (cos, sin)
     if q & 1: c, s = s, c
     return ZERO - c if q == 1 or q == 2 else c, ZERO - s if q >= 2 else s
 
+# %% ../nbs/09_cpu.ipynb #2c57f3db
 @njit(**_jit)
 def _rope_angles(positions, steps, cos, sin): # int64 [n], uint64 [d], float32 [n, d] twice
     for p in range(positions.size):
         for i in range(steps.size): cos[p, i], sin[p, i] = _angle(np.uint64(positions[p])*steps[i])
 
+# %% ../nbs/09_cpu.ipynb #90fdae77
 def rope_angles(positions, # int [n], ≥ 0
                 steps, # uint64 [dim/2]
                 ): # (cos, sin), float32 [n, dim/2]
@@ -384,6 +406,7 @@ def rope_angles(positions, # int [n], ≥ 0
     _rope_angles(positions, steps, cos, sin)
     return cos, sin
 
+# %% ../nbs/09_cpu.ipynb #6a610f6d
 @njit(**_jit)
 def _apply_rope(x, cos, sin, stride, gap, out): # float32 [W, H, D], [W, d], [W, d]
     "Pair i is (i·stride, i·stride + gap)."
@@ -393,6 +416,7 @@ def _apply_rope(x, cos, sin, stride, gap, out): # float32 [W, H, D], [W, d], [W,
                 a, b, c, s = x[w, h, i*stride], x[w, h, i*stride + gap], cos[w, i], sin[w, i]
                 out[w, h, i*stride], out[w, h, i*stride + gap] = a*c - b*s, a*s + b*c
 
+# %% ../nbs/09_cpu.ipynb #4dabf3bd
 def apply_rope(x, # float32 [W, heads, head_dim]
                cos, sin, # float32 [W, rope_dim/2]
                style: str, # "norm" (adjacent pairs) or "neox" (halves)
@@ -403,18 +427,20 @@ def apply_rope(x, # float32 [W, heads, head_dim]
     _apply_rope(x, cos, sin, stride, gap, out)
     return out
 
-# %% ../nbs/09_cpu.ipynb #c666a74c
+# %% ../nbs/09_cpu.ipynb #58b81d0f
 @njit(**_jit)
 def half_to_float(h): # uint16 bits of a finite float16 → float32
     "Exact widening of a float16."
     magnitude = bits_float(np.int32(np.int32(h & np.uint16(0x7FFF)) << np.int32(13)))*F(2.0**112)
     return bits_float(np.int32(float_bits(magnitude) | np.int32(np.int32(h & np.uint16(0x8000)) << np.int32(16))))
 
+# %% ../nbs/09_cpu.ipynb #c62640f1
 @njit(**_jit)
 def _widen(h, out): # uint16 [n, D] → float32 [n, D]
     for j in range(h.shape[0]):
         for i in range(h.shape[1]): out[j, i] = half_to_float(h[j, i])
 
+# %% ../nbs/09_cpu.ipynb #12c05b69
 @njit(**_jit)
 def _score_tile(q, kf, lo, n, scale, s, p): # float32 [D], [64, D], range of positions → p float32 [64]
     "Scores of one head and one tile, then exp(score − max); returns the maximum."
@@ -426,6 +452,7 @@ def _score_tile(q, kf, lo, n, scale, s, p): # float32 [D], [64, D], range of pos
     for j in range(lo, n): p[j] = exp(p[j] - top)
     return top
 
+# %% ../nbs/09_cpu.ipynb #9fcf4d31
 @njit(**_jit)
 def _add_tile(q, kf, vf, lo, n, scale, m, l, o, s, p, ot): # state m, l of one head, o float32 [D]; returns m, l
     "Bring one tile into the running maximum, sum and values of one head."
@@ -438,6 +465,7 @@ def _add_tile(q, kf, vf, lo, n, scale, m, l, o, s, p, ot): # state m, l of one h
     for i in range(o.size): o[i] = o[i]*alpha + ot[i]*beta
     return top, l*alpha + fold(p, 64)*beta
 
+# %% ../nbs/09_cpu.ipynb #913f84ba
 ROWS = 16                                      # rows that share the widening of a tile
 
 @njit(**_jit)
@@ -462,6 +490,7 @@ def _attend(q, k, v, positions, window, scale, out):
         for g in range(G):
             for i in range(D): out[w, g, i] = (o[w, g, i] + ZERO)/l[w, g]
 
+# %% ../nbs/09_cpu.ipynb #70261343
 @njit(**_jit)
 def _attention(lo, hi, q, k, v, positions, window, scale, out):
     "Tasks lo … hi, each of up to ROWS rows and one KV head: q, out float32 [W, H, D]; k, v uint16 [n_ctx, KV, D]."
@@ -472,6 +501,7 @@ def _attention(lo, hi, q, k, v, positions, window, scale, out):
         _attend(q[r:r + ROWS, h*G:h*G + G], k[:, h], v[:, h], positions[r:r + ROWS], window, scale,
                 out[r:r + ROWS, h*G:h*G + G])
 
+# %% ../nbs/09_cpu.ipynb #0c477ae0
 def attention(q, # float32 [W, n_head, D]
               k, v, # float16 [n_ctx, n_kv_head, D]
               positions, # int [W], ascending

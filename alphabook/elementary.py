@@ -41,7 +41,7 @@ def fma(a, # float32, any shape
         odd = np.where(even_and_inexact, bits + away, bits).view(np.float64)
         return odd.astype(f32).reshape(np.shape(p + c))
 
-# %% ../nbs/03a_elementary.ipynb #5f54e7ed
+# %% ../nbs/03a_elementary.ipynb #c6eb59fa
 def fold(a, # float32 [..., L], L a power of two
          ): # float32 [...]
     "Sum over the last axis by halves: the upper half is added to the lower half until one value is left."
@@ -50,12 +50,13 @@ def fold(a, # float32 [..., L], L a power of two
         a = a[..., :h] + a[..., h:]
     return a[..., 0] + f32(0)
 
+# %% ../nbs/03a_elementary.ipynb #19e6115f
 def n_lanes(n: int, # elements of the sum
             ) -> int: # lanes
     "Lanes of a float sum: 32 up to 256 elements (a head), 256 beyond (a hidden state)."
     return 32 if n <= 256 else 256
 
-# %% ../nbs/03a_elementary.ipynb #176ee3ec
+# %% ../nbs/03a_elementary.ipynb #c53d183d
 def _rows(a, # float32 [..., n]
           L: int): # lanes
     "Pad the last axis with +0.0 to whole passes over the lanes: [..., passes, L]."
@@ -63,6 +64,7 @@ def _rows(a, # float32 [..., n]
     if pad: a = np.concatenate([a, np.zeros((*a.shape[:-1], pad), f32)], -1)
     return a.reshape(*a.shape[:-1], -1, L)
 
+# %% ../nbs/03a_elementary.ipynb #885074bc
 def lane_sum(x, # float32 [..., n]
              ): # float32 [...]
     "Sum over the last axis: lanes from +0.0 in order, then `fold`."
@@ -71,6 +73,7 @@ def lane_sum(x, # float32 [..., n]
     for i in range(rows.shape[-2]): s = s + rows[..., i, :]
     return fold(s)
 
+# %% ../nbs/03a_elementary.ipynb #5c9ef9a0
 def lane_dot(x, # float32 [..., n]
              y, # float32 [..., n]
              ): # float32 [...]
@@ -81,7 +84,7 @@ def lane_dot(x, # float32 [..., n]
     for i in range(x.shape[-2]): s = fma(x[..., i, :], y[..., i, :], s)
     return fold(s)
 
-# %% ../nbs/03a_elementary.ipynb #8be57419
+# %% ../nbs/03a_elementary.ipynb #c02aacad
 MAGIC = f32(12582912.0)                                  # 1.5 · 2²³
 MAGIC_BITS = i32(0x4B400000)                             # the bits of MAGIC
 _h = float.fromhex
@@ -96,6 +99,7 @@ def horner(x, coefficients):
     for c in coefficients[1:]: p = fma(p, x, c)
     return p
 
+# %% ../nbs/03a_elementary.ipynb #e8942a97
 def exp(x, # float32
         ): # float32, error below 0.9 ulp
     "e to the power x: +0 below −86.5, inf above the largest float's logarithm."
@@ -107,7 +111,7 @@ def exp(x, # float32
     e = (horner(r, EXP_POLY).view(i32) + (n << 23)).view(f32)
     return np.where(x > EXP_MAX, f32(np.inf), np.where(x < EXP_MIN, f32(0), e))
 
-# %% ../nbs/03a_elementary.ipynb #dd0094c4
+# %% ../nbs/03a_elementary.ipynb #ca922da5
 ONE, TWO = f32(1), f32(2)
 
 def sigmoid(x, # float32
@@ -115,12 +119,14 @@ def sigmoid(x, # float32
     "1 ÷ (1 + exp(−x))."
     return ONE/(ONE + exp(f32(0) - np.asarray(x, f32)))
 
+# %% ../nbs/03a_elementary.ipynb #e78f7119
 def silu(x, # float32
          ): # float32
     "x ÷ (1 + exp(−x)), also called swish."
     x = np.asarray(x, f32)
     return x/(ONE + exp(f32(0) - x))
 
+# %% ../nbs/03a_elementary.ipynb #fac5f376
 GELU_CUBE, GELU_SCALE = f32(0.044715), f32(1.5957691216057308)   # 2·sqrt(2/π)
 
 def gelu(x, # float32
@@ -130,7 +136,7 @@ def gelu(x, # float32
     with np.errstate(over="ignore"): u2 = GELU_SCALE*(x + GELU_CUBE*((x*x)*x))
     return x/(ONE + exp(f32(0) - u2))
 
-# %% ../nbs/03a_elementary.ipynb #7c4e032a
+# %% ../nbs/03a_elementary.ipynb #abedf768
 LOG1P_POLY = tuple(f32(_h(c)) for c in ("0x1.f08934p-3", "0x1.b72c0ep-3", "0x1.25050ep-2", "0x1.9996d8p-2",
                                         "0x1.555558p-1"))
 
@@ -141,12 +147,14 @@ def log1p(u, # float32 in [0, 1]
     z = s*s
     return fma(s*z, horner(z, LOG1P_POLY), s + s)
 
+# %% ../nbs/03a_elementary.ipynb #9e317617
 def softplus(x, # float32
              ): # float32
     "log(1 + exp(x)), as max(x, 0) + log1p(exp(−|x|)) so that it never overflows."
     x = np.asarray(x, f32)
     return np.maximum(x, f32(0)) + log1p(exp(f32(0) - np.abs(x)))
 
+# %% ../nbs/03a_elementary.ipynb #2cfdc208
 def rsqrt(x, # float32 > 0
           ): # float32
     "1 ÷ sqrt(x), both correctly rounded."

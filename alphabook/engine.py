@@ -47,7 +47,7 @@ class StopStrings:
         out, self.held = self.held, ""
         return out
 
-# %% ../nbs/23_engine.ipynb #21c07f49
+# %% ../nbs/23_engine.ipynb #de802d2f
 @dataclass
 class Generation:
     "A generated text and how it came about; times in milliseconds."
@@ -83,13 +83,14 @@ class Generation:
         return (f'<pre style="white-space:pre-wrap">{"".join(spans)}</pre>'
                 f"<small>{self.predicted_n} tokens, {rate:.1f} tok/s, {self.device}, {self.mode}</small>")
 
+# %% ../nbs/23_engine.ipynb #195dd78b
 @dataclass
 class Token:
     "One generated token: its id, and the text that became showable with it (maybe empty)."
     id: int
     text: str
 
-# %% ../nbs/23_engine.ipynb #fa0a4e57
+# %% ../nbs/23_engine.ipynb #f898bebf
 BACKENDS = {"cpu": cpu_backend, "numpy": numpy_backend}
 
 def pick_backend(device: str, # auto, cpu or numpy
@@ -99,6 +100,7 @@ def pick_backend(device: str, # auto, cpu or numpy
     if device not in ("auto", *BACKENDS): raise ValueError(f"--device {device}: must be auto, cpu or numpy")
     return "cpu" if device == "auto" else device
 
+# %% ../nbs/23_engine.ipynb #4a9e1c4b
 def check_flags(mode: str = "exact", # exact, plain or fast
                 drafter: str = "auto", # auto, mtp, copy, block or none
                 kv: str = "f16", # K[:V]
@@ -164,7 +166,7 @@ class Engine:
         "A session that keeps its keys and values between prompts."
         return Session(self, min(n_ctx or self.n_ctx, self.n_ctx))
 
-# %% ../nbs/23_engine.ipynb #28ce4b19
+# %% ../nbs/23_engine.ipynb #0614bc61
 def prompt_ids(engine: Engine, prompt, # text, or ids
                n_ctx: int, # positions that there are
                ) -> list: # ids
@@ -178,6 +180,7 @@ def prompt_ids(engine: Engine, prompt, # text, or ids
                          "shorten it or raise --ctx (context_length_exceeded)")
     return ids
 
+# %% ../nbs/23_engine.ipynb #74a76dc6
 def run(engine: Engine, g: Generation, # filled in on the way
         prompt, n: int = 128, # most tokens to generate; negative: up to the context's end
         stop = (), # texts that end the generation
@@ -219,10 +222,12 @@ def run(engine: Engine, g: Generation, # filled in on the way
         g.rounds += 1
     if hash_logits: g.logits_sha256 = digest.hexdigest()
 
+# %% ../nbs/23_engine.ipynb #11ae5f2c
 def stream(self: Engine, prompt, n: int = 128, **options):
     "Tokens as they come; options as in `run`."
     return run(self, Generation(), prompt, n, **options)
 
+# %% ../nbs/23_engine.ipynb #497e4b3e
 def generate(self: Engine, prompt, n: int = 128, **options) -> Generation:
     "A whole generation; options as in `run`."
     g = Generation()

@@ -59,7 +59,7 @@ class Model:
         "An empty KV cache of this model's shape."
         return KVCache(self.cfg.n_layer, n_ctx, self.cfg.n_kv_head, self.cfg.head_dim)
 
-# %% ../nbs/11_rounds.ipynb #aa31f562
+# %% ../nbs/11_rounds.ipynb #96d261f7
 def project_heads(model: Model, layer, h, # h: float32 [W, n_embd], normed
                   ): # q [W, H, D], k and v [W, KV, D]
     "Query, key and value heads of W rows, biased and normed as the architecture wants."
@@ -73,6 +73,7 @@ def project_heads(model: Model, layer, h, # h: float32 [W, n_embd], normed
     if cfg.qk_norm: q, k = ops.rms_norm(q, layer.attn_q_norm, cfg.eps), ops.rms_norm(k, layer.attn_k_norm, cfg.eps)
     return q, k, v
 
+# %% ../nbs/11_rounds.ipynb #30d40ca0
 def attention_layer(model: Model, layer, x, # x: float32 [W, n_embd], the residual stream
                     cache: KVCache, pos: int, # position of the first row
                     angles, # ((cos, sin) of global layers, of local layers)
@@ -89,6 +90,7 @@ def attention_layer(model: Model, layer, x, # x: float32 [W, n_embd], the residu
     if cfg.post_norms: y = ops.rms_norm(y, layer.post_attention_norm, cfg.eps)
     return x + y
 
+# %% ../nbs/11_rounds.ipynb #9fd7b015
 def ffn_layer(model: Model, layer, x, # x: float32 [W, n_embd], the residual stream
               ): # float32 [W, n_embd]
     "x plus the gated feed-forward layer."
@@ -99,7 +101,7 @@ def ffn_layer(model: Model, layer, x, # x: float32 [W, n_embd], the residual str
     if cfg.post_norms: y = ops.rms_norm(y, layer.post_ffw_norm, cfg.eps)
     return x + y
 
-# %% ../nbs/11_rounds.ipynb #3376e6da
+# %% ../nbs/11_rounds.ipynb #cfba2e65
 def run_round(model: Model, cache: KVCache, # what came before, `cache.n` positions
               ids, # int [W]: tokens of consecutive positions from cache.n on
               want: int = None, # logits of the last `want` rows; None: all
@@ -117,6 +119,7 @@ def run_round(model: Model, cache: KVCache, # what came before, `cache.n` positi
     logits = ops.matmul(model.head, x)
     return ops.softcap(logits, cfg.logit_softcap) if cfg.logit_softcap else logits
 
+# %% ../nbs/11_rounds.ipynb #8ba3103f
 def prefill(model: Model, cache: KVCache, ids, # int [n ≥ 1]: the prompt, or what is new of it
             chunk: int = 64, # rows of a round
             progress = None, # called with (tokens done, tokens in all)
