@@ -272,6 +272,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                   'alphabook.engine.Token': ('engine.html#token', 'alphabook/engine.py'),
                                   'alphabook.engine.check_flags': ('engine.html#check_flags', 'alphabook/engine.py'),
                                   'alphabook.engine.generate': ('engine.html#generate', 'alphabook/engine.py'),
+                                  'alphabook.engine.naming': ('engine.html#naming', 'alphabook/engine.py'),
                                   'alphabook.engine.pick_backend': ('engine.html#pick_backend', 'alphabook/engine.py'),
                                   'alphabook.engine.prompt_ids': ('engine.html#prompt_ids', 'alphabook/engine.py'),
                                   'alphabook.engine.run': ('engine.html#run', 'alphabook/engine.py'),

@@ -7,7 +7,7 @@ __all__ = ['LATER', 'SLOW_START', 'PROMPTS', 'Parser', 'size', 'engine_flags', '
            'patience', 'read_prompt', 'check_sampling', 'load_engine', 'sampling_of', 'rates', 'cmd_generate',
            'cmd_chat', 'cmd_info', 'cmd_fetch', 'cmd_synth', 'parse_widths', 'print_arms', 'cmd_compare', 'main']
 
-# %% ../nbs/28_cli.ipynb #5bfb2d71
+# %% ../nbs/28_cli.ipynb #c96a72f3
 import argparse
 import json
 import re
@@ -16,6 +16,8 @@ import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
+
+import numpy as np
 
 import alphabook
 from .comparator import compare_model, passed
@@ -277,7 +279,7 @@ def cmd_compare(args) -> int:
     else: print_arms(result)
     return 0 if passed(result) else 1
 
-# %% ../nbs/28_cli.ipynb #c8518d8d
+# %% ../nbs/28_cli.ipynb #fefd438d
 def main(argv = None, # arguments; None: those of the process
          ) -> int: # exit code
     "The `alphabook` command."
@@ -288,7 +290,7 @@ def main(argv = None, # arguments; None: those of the process
         args = parser.parse_args(argv)
         if args.command is None: parser.print_help(sys.stderr); return 2
         if args.command in LATER: raise ValueError(f"alphabook {args.command}: not part of this version yet")
-        return commands[args.command](args)
+        with np.errstate(all="ignore"): return commands[args.command](args)      # logits are checked, not each step
     except (ValueError, FloatingPointError) as e: say(f"error: {' '.join(str(e).split())}"); return 2
     except BrokenPipeError: sys.stdout = None; return 0
     except OSError as e: say(f"error: {e.filename or 'input or output'}: {e.strerror or e}"); return 2

@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['BACKENDS', 'StopStrings', 'Generation', 'Token', 'pick_backend', 'check_flags', 'Session', 'Engine', 'prompt_ids',
-           'run', 'stream', 'generate']
+           'naming', 'run', 'stream', 'generate']
 
-# %% ../nbs/23_engine.ipynb #4bc07929
+# %% ../nbs/23_engine.ipynb #af3ba449
 import hashlib
 import html
-import os
 import time
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -180,7 +180,14 @@ def prompt_ids(engine: Engine, prompt, # text, or ids
                          "shorten it or raise --ctx (context_length_exceeded)")
     return ids
 
-# %% ../nbs/23_engine.ipynb #74a76dc6
+# %% ../nbs/23_engine.ipynb #2271d489
+@contextmanager
+def naming(mf: ModelFile): # the model that is being run
+    "What goes wrong inside is the file's fault: name it."
+    try: yield
+    except (FloatingPointError, ValueError) as e: raise ValueError(f"{mf.path}: {e}") from None
+
+# %% ../nbs/23_engine.ipynb #9e426995
 def run(engine: Engine, g: Generation, # filled in on the way
         prompt, n: int = 128, # most tokens to generate; negative: up to the context's end
         stop = (), # texts that end the generation
@@ -199,16 +206,17 @@ def run(engine: Engine, g: Generation, # filled in on the way
     digest = hashlib.sha256()
     g.mode, g.device, g.model, g.prompt_n = engine.mode, engine.device, engine.mf.path.name, len(ids)
     start = time.perf_counter()
-    logits = prefill(engine.model, session.cache, ids[session.reuse(ids):], progress=progress)
+    new = ids[session.reuse(ids):]
+    with naming(engine.mf): logits = prefill(engine.model, session.cache, new, progress=progress)
     session.ids = list(ids)
     g.prompt_ms = (time.perf_counter() - start)*1e3
     start = time.perf_counter()
     while len(g.token_ids) < n:
         if hash_logits: digest.update(logits.astype("<f4").tobytes())
-        token = sample(logits, len(session.ids), **sampling) if sampling else argmax(logits)
+        with naming(engine.mf): token = sample(logits, len(session.ids), **sampling) if sampling else argmax(logits)
         g.token_ids.append(token)
         ended = token in engine.tokenizer.eog_ids
-        piece = "" if token in engine.tokenizer.special_ids else decoder.push(token)
+        piece = "" if ended or token in engine.tokenizer.special_ids else decoder.push(token)
         text = stops.push(piece)
         if ended or stops.hit: g.finish_reason = "stop"
         if ended or len(g.token_ids) == n and not stops.hit: text += stops.push(decoder.flush()) + stops.flush()
@@ -216,7 +224,7 @@ def run(engine: Engine, g: Generation, # filled in on the way
         g.pieces.append(text)
         yield Token(token, text)
         if ended or stops.hit or len(g.token_ids) == n: break
-        logits = run_round(engine.model, session.cache, [token])[0]
+        with naming(engine.mf): logits = run_round(engine.model, session.cache, [token])[0]
         session.cache.commit(session.cache.n + 1)
         session.ids.append(token)
         g.rounds += 1

@@ -114,7 +114,8 @@ def test_special_tokens_count_only_where_the_text_is_trusted():
     ({"tokenizer.ggml.tokens": None}, ("tokenizer.ggml.tokens", "missing")), ({"tokenizer.ggml.merges": None}, ("tokenizer.ggml.merges", "missing")),
     ({"tokenizer.ggml.merges": 3}, ("tokenizer.ggml.merges", "array")), ({"tokenizer.ggml.token_type": [1]}, ("token_type", "1 entries")),
     ({"tokenizer.ggml.tokens": []}, ("tokenizer.ggml.tokens",)), ({"tokenizer.ggml.pre": ["qwen2"]}, ("tokenizer.ggml.pre",)),
-    ({"tokenizer.ggml.tokens": [1, 2]}, ("tokenizer.ggml.tokens", "strings"))])
+    ({"tokenizer.ggml.tokens": [1, 2]}, ("tokenizer.ggml.tokens", "strings")),
+    ({"tokenizer.ggml.tokens": ["a", "b"], "tokenizer.ggml.token_type": [1, 6]}, ("'b'", "<0x00>"))])
 def test_bad_vocabularies_get_one_clear_line(change, words):
     meta = {**plain_meta(toyvocab.toy("qwen2")), **change}
     with pytest.raises(GGUFError) as e: Tokenizer.from_meta({k: v for k, v in meta.items() if v is not None}, "m.gguf")
