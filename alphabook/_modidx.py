@@ -467,7 +467,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                  'alphabook.synth.Shape': ('synth.html#shape', 'alphabook/synth.py'),
                                  'alphabook.synth._filled': ('synth.html#_filled', 'alphabook/synth.py'),
                                  'alphabook.synth.all_shapes': ('synth.html#all_shapes', 'alphabook/synth.py'),
-                                 'alphabook.synth.byte_chars': ('synth.html#byte_chars', 'alphabook/synth.py'),
                                  'alphabook.synth.byte_vocabulary': ('synth.html#byte_vocabulary', 'alphabook/synth.py'),
                                  'alphabook.synth.check_space': ('synth.html#check_space', 'alphabook/synth.py'),
                                  'alphabook.synth.choose_shape': ('synth.html#choose_shape', 'alphabook/synth.py'),

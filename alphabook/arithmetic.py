@@ -7,11 +7,11 @@ __all__ = ['CONTRACT_VERSION', 'TILE', 'leaves_256', 'leaves_32', 'quantized_pro
            'rms_norm', 'gated', 'softcap', 'softmax', 'apply_rope', 'attention_tile', 'attend_one', 'attention',
            'philox_4x32', 'random_bits', 'argmax', 'top_k_ids', 'sample']
 
-# %% ../nbs/03b_arithmetic.ipynb #56a65df9
+# %% ../nbs/03b_arithmetic.ipynb #819545a5
 import numpy as np
 
 import alphabook.codebooks                     # registers the IQ, TQ and MXFP4 formats
-from .blocks import Acts, IntView, decode, int_view, quantize_acts
+from .blocks import FLOAT_TYPES, Acts, IntView, decode, int_view, quantize_acts
 from .elementary import exp, f32, fma, fold, gelu, i32, i64, lane_dot, lane_sum, rope_angles, silu
 
 # %% ../nbs/03b_arithmetic.ipynb #a48674b1
@@ -74,7 +74,7 @@ def quantized_product(view: IntView, # weights [R, K]
         for leaf in leaves(view, acts.q[w], acts.a[w], acts.d[w]).T: out[w] = out[w] + leaf
     return out
 
-# %% ../nbs/03b_arithmetic.ipynb #7ac6a593
+# %% ../nbs/03b_arithmetic.ipynb #770a0d8e
 class Matrix:
     "A weight matrix [R, K] as the numpy backend holds it: an integer view, or float32 values."
     def __init__(self, data, # uint8 [R, row_bytes], as in the file
@@ -82,7 +82,7 @@ class Matrix:
                  rows_only: bool = False): # it will be read by `embed` only
         self.data, self.type = data, type
         if rows_only: return
-        self.floats = decode(data, type) if type in ("F32", "F16", "BF16") else None
+        self.floats = decode(data, type) if type in FLOAT_TYPES else None
         self.view = int_view(data, type) if self.floats is None else None
 
 # %% ../nbs/03b_arithmetic.ipynb #f895ffa3
@@ -93,12 +93,12 @@ def load_matrix(data, # uint8 [R, row_bytes]
     "Prepare a weight matrix for `matmul` and `embed`."
     return Matrix(data, type, rows_only)
 
-# %% ../nbs/03b_arithmetic.ipynb #294333c2
+# %% ../nbs/03b_arithmetic.ipynb #3a43da2d
 def matmul(w: Matrix, # weights [R, K]
-           x, # float32 [W, K], or the Acts made from it
+           x, # float32 [W, K]
            ): # float32 [W, R]
     "x · wᵀ by the contract."
-    if w.view is not None: return quantized_product(w.view, x if isinstance(x, Acts) else quantize_acts(x))
+    if w.view is not None: return quantized_product(w.view, quantize_acts(x))
     return np.stack([lane_dot(w.floats, row) for row in x])
 
 # %% ../nbs/03b_arithmetic.ipynb #6288f7fd

@@ -7,8 +7,7 @@ __all__ = ['FAMILIES', 'ARCHITECTURES', 'ModelConfig', 'Keys', 'read_sizes', 're
            'layer_tensors', 'tensor_names', 'check_tensors', 'check_rope_factors', 'read_arch', 'read_scales',
            'load_config']
 
-# %% ../nbs/06a_config.ipynb #1b2d37fa
-import math
+# %% ../nbs/06a_config.ipynb #76f92f7a
 import reprlib
 from dataclasses import dataclass
 

@@ -9,7 +9,7 @@ __all__ = ['float_bits', 'bits_float', 'F', 'MAGIC', 'LOG2E', 'LN2_HI', 'LN2_LO'
            'Matrix', 'load_matrix', 'matmul', 'embed', 'rms_norm', 'gated', 'softcap', 'rope_angles', 'apply_rope',
            'half_to_float', 'attention']
 
-# %% ../nbs/09_cpu.ipynb #116a9339
+# %% ../nbs/09_cpu.ipynb #5cd8228f
 import os
 from concurrent.futures import ThreadPoolExecutor
 
@@ -20,7 +20,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 import alphabook.codebooks                     # registers the IQ, TQ and MXFP4 formats
-from .blocks import IntView, decode, int_view
+from .blocks import FLOAT_TYPES, IntView, decode, int_view
 
 # %% ../nbs/09_cpu.ipynb #469dac30
 @intrinsic
@@ -266,7 +266,7 @@ def share(kernel, # function of (lo, hi, *args)
     kernel(cuts[0], cuts[1], *args)
     for other in others: other.result()
 
-# %% ../nbs/09_cpu.ipynb #90dc8e82
+# %% ../nbs/09_cpu.ipynb #db930552
 class Matrix:
     "A weight matrix [R, K] as the CPU kernels read it; `data` stays the mapped file for embedding rows."
     def __init__(self, data, # uint8 [R, row_bytes]
@@ -274,7 +274,7 @@ class Matrix:
                  rows_only: bool = False): # it will be read by `embed` only
         self.data, self.type, self.n_rows = data, type, len(data)
         if rows_only: return
-        if type in ("F32", "F16", "BF16"): self.kind, self.floats = "float", decode(data, type)
+        if type in FLOAT_TYPES: self.kind, self.floats = "float", decode(data, type)
         else:
             self.allocate(int_view(data[:1], type))
             step = max(1, (1 << 22)//self.q.shape[1])

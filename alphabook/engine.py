@@ -6,13 +6,12 @@
 __all__ = ['BACKENDS', 'StopStrings', 'Generation', 'Token', 'pick_backend', 'check_flags', 'Session', 'Engine', 'prompt_ids',
            'naming', 'run', 'stream', 'generate']
 
-# %% ../nbs/23_engine.ipynb #af3ba449
+# %% ../nbs/23_engine.ipynb #b40ba055
 import hashlib
 import html
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
 import alphabook.arithmetic as numpy_backend
 import alphabook.cpu as cpu_backend

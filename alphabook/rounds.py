@@ -25,7 +25,7 @@ def short_name(tensor: str, # such as "blk.3.attn_q.weight"
     if m is None: return None, tensor
     return None if m[1] is None else int(m[1]), m[2] + ("_bias" if m[3] == "bias" else "")
 
-# %% ../nbs/11_rounds.ipynb #3dcb8b4e
+# %% ../nbs/11_rounds.ipynb #e5ac5b4c
 class Model:
     "A model ready to run: its configuration, a backend, and the weights in that backend's form."
     def __init__(self, mf: ModelFile, # the open file; must stay open
@@ -45,9 +45,8 @@ class Model:
             done += tensor.nbytes
             if progress: progress(done, total)
         self.head = getattr(self.whole, "output", self.whole.token_embd)
-        factors = self.whole.rope_freqs
-        self.steps = rope_steps(cfg.rope_theta, cfg.rope_dim, cfg.rope_scale, factors)
-        self.local_steps = rope_steps(cfg.rope_theta_swa, cfg.rope_dim) if any(cfg.swa_layers) else self.steps
+        self.steps = [rope_steps(cfg.rope_theta, cfg.rope_dim, cfg.rope_scale, self.whole.rope_freqs)]
+        if any(cfg.swa_layers): self.steps.append(rope_steps(cfg.rope_theta_swa, cfg.rope_dim))
 
     def _load(self, tensor, rows_only):
         "A matrix in the backend's form, or a vector as float32."
@@ -73,14 +72,14 @@ def project_heads(model: Model, layer, h, # h: float32 [W, n_embd], normed
     if cfg.qk_norm: q, k = ops.rms_norm(q, layer.attn_q_norm, cfg.eps), ops.rms_norm(k, layer.attn_k_norm, cfg.eps)
     return q, k, v
 
-# %% ../nbs/11_rounds.ipynb #30d40ca0
+# %% ../nbs/11_rounds.ipynb #71b8ceee
 def attention_layer(model: Model, layer, x, # x: float32 [W, n_embd], the residual stream
                     cache: KVCache, pos: int, # position of the first row
-                    angles, # ((cos, sin) of global layers, of local layers)
+                    angles, # [(cos, sin) of global layers, those of local layers if there are any]
                     ): # float32 [W, n_embd]
     "x plus attention over everything up to each row's own position; writes the rows' keys and values."
     cfg, ops = model.cfg, model.ops
-    local = cfg.swa_layers[layer.index] if cfg.swa_layers else False
+    local = cfg.swa_layers[layer.index]
     q, k, v = project_heads(model, layer, ops.rms_norm(x, layer.attn_norm, cfg.eps))
     cos, sin = angles[local]
     cache.write(layer.index, pos, ops.apply_rope(k, cos, sin, cfg.rope_style), v)
@@ -101,7 +100,7 @@ def ffn_layer(model: Model, layer, x, # x: float32 [W, n_embd], the residual str
     if cfg.post_norms: y = ops.rms_norm(y, layer.post_ffw_norm, cfg.eps)
     return x + y
 
-# %% ../nbs/11_rounds.ipynb #cfba2e65
+# %% ../nbs/11_rounds.ipynb #0c4fc8a0
 def run_round(model: Model, cache: KVCache, # what came before, `cache.n` positions
               ids, # int [W]: tokens of consecutive positions from cache.n on
               want: int = None, # logits of the last `want` rows; None: all
@@ -111,7 +110,7 @@ def run_round(model: Model, cache: KVCache, # what came before, `cache.n` positi
     positions = np.arange(pos, pos + len(ids))
     x = ops.embed(model.whole.token_embd, ids)                                    # (W, n_embd)
     if cfg.embed_scale != 1: x = x*f32(cfg.embed_scale)
-    angles = [ops.rope_angles(positions, steps) for steps in (model.steps, model.local_steps)]
+    angles = [ops.rope_angles(positions, steps) for steps in model.steps]        # of global layers, of local ones
     for layer in model.layers:
         x = attention_layer(model, layer, x, cache, pos, angles)
         x = ffn_layer(model, layer, x)

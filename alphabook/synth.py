@@ -6,10 +6,10 @@
 __all__ = ['SHAPES', 'MIXES', 'SYNTH_TYPES', 'FRESH_WEIGHTS', 'POOL_WEIGHTS', 'MAX_POOL_ROWS', 'CHUNK_BYTES', 'MERGES', 'CHATML',
            'GEMMA_CHAT', 'FILE_TYPES', 'MTP_ARCHS', 'Shape', 'dense_config', 'experts', 'delta_net', 'flash_next',
            'gpt_oss', 'layer_shapes', 'all_shapes', 'fit_type', 'more_bits', 'pick_type', 'moments', 'vector_values',
-           'coprime', 'Pools', 'tensor_data', 'made_up_words', 'byte_chars', 'byte_vocabulary', 'piece_vocabulary',
-           'linear_keys', 'flash_next_keys', 'metadata', 'check_space', 'choose_shape', 'synth']
+           'coprime', 'Pools', 'tensor_data', 'made_up_words', 'byte_vocabulary', 'piece_vocabulary', 'linear_keys',
+           'flash_next_keys', 'metadata', 'check_space', 'choose_shape', 'synth']
 
-# %% ../nbs/06b_synth.ipynb #9e2de62c
+# %% ../nbs/06b_synth.ipynb #c36d0ed4
 import difflib
 import math
 import os
@@ -23,6 +23,7 @@ import numpy as np
 
 import alphabook.codebooks  # adds its formats to FORMATS
 from .blocks import FLOAT_TYPES, FORMATS, random_blocks
+from .bpe import BYTE_CHARS
 from .config import ModelConfig, layer_tensors
 from .modelfile import TYPE, write_gguf
 
@@ -344,13 +345,6 @@ def made_up_words(n: int) -> list[str]:
         out.append(word)
     return out
 
-# %% ../nbs/06b_synth.ipynb #a90b5210
-def byte_chars() -> list[str]:
-    "The printable character that stands for each byte in byte-level BPE (GPT-2): itself, or one from U+0100 on."
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = iter(range(256, 512))
-    return [chr(b) if b in printable else chr(next(others)) for b in range(256)]
-
 # %% ../nbs/06b_synth.ipynb #72e6d2e0
 MERGES = ('Ġ t', 'h e', 'i n', 'e r', 'Ġ a', 'Ġt he', 'o n', 'r e')
 CHATML = ("{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
@@ -367,11 +361,11 @@ def _filled(tokens: list[str], kinds: list[int], n_vocab: int, mark: str) -> tup
     words = [mark + word for word in made_up_words(n_vocab - len(tokens))]
     return tokens + words, np.array(kinds + [1] * len(words), np.int32)
 
-# %% ../nbs/06b_synth.ipynb #93d85e60
+# %% ../nbs/06b_synth.ipynb #e0f58935
 def byte_vocabulary(n_vocab: int, pre: str) -> dict:
     "Tokenizer metadata of byte-level BPE: 256 bytes, three special tokens, merges, made-up words."
     special = ['<|endoftext|>', '<|im_start|>', '<|im_end|>']
-    tokens, kinds = _filled(byte_chars() + special + [m.replace(' ', '') for m in MERGES],
+    tokens, kinds = _filled(BYTE_CHARS + special + [m.replace(' ', '') for m in MERGES],
                             [1] * 256 + [3] * 3 + [1] * len(MERGES), n_vocab, 'Ġ')
     values = dict(model='gpt2', pre=pre, tokens=tokens, token_type=kinds, merges=list(MERGES), bos_token_id=256,
                   eos_token_id=256, padding_token_id=256, add_bos_token=False)

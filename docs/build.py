@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from book import ROOT, Chapter, chapters, exported_names
 from execute import SECONDS, cache_path
-from render import Page, code
+from render import Page
 
 DOCS = ROOT / "docs"
 ALSO = {"CONTRIBUTING.md": "Contributing", "CHANGELOG.md": "Changes"}   # Markdown files that are pages, too

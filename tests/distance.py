@@ -5,10 +5,11 @@
 Mean |Δlogit| is over ids in both top-10, on the 200-token prompt; perplexity is on a longer text as well, since on 200
 tokens its excess is mostly luck. llama.cpp's results depend on the batch, so both its ways are listed.
 """
-import argparse, datetime, json, math, subprocess, sys
-from pathlib import Path
+import argparse, math, sys
 
 import numpy as np
+
+import results
 
 from oracle import Missing, distance, golden, model_path
 
@@ -78,12 +79,9 @@ def main():
                 rows.append(dict(model=label, quantization=quantization, context=n, n=n, spread=spread, value=value,
                                  arm=arm if arm == 'alphabook' else f'llama.cpp {arm}',
                                  unit=dict(mean_abs='mean |Δlogit|', top1='top-1 equal', excess='nats per token')[unit]))
-    commit = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], capture_output=True, text=True).stdout.strip()
     names = ' '.join(m.partition('=')[0] for m in args.models)
-    out = dict(topic='contract-distance', device='cpu', date=datetime.date.today().isoformat(), commit=commit,
-               command=f'python tests/distance.py {names} -o {args.o}', contract_version=CONTRACT_VERSION, mode='exact',
-               width=1, drafter='none', oracle='llama.cpp, its fp32 run', rows=rows)
-    Path(args.o).write_text(json.dumps(out, indent=1, ensure_ascii=False) + '\n')
+    results.write(args.o, 'contract-distance', rows, f'python tests/distance.py {names} -o {args.o}',
+                  contract_version=CONTRACT_VERSION, mode='exact', width=1, drafter='none', oracle='llama.cpp, its fp32 run')
     for r in rows: print(f"{r['model']:24} {r['unit']:16} {r['arm']:26} {r['value']:.5f} {r['spread'] or ''}")
 
 

@@ -4,11 +4,13 @@
 
 The files are built here with `struct` alone, and every field's place is noted while building, so that a mutation can aim at a length, a
 count, a type or an offset as well as at random bytes. `--record` writes the outcome to data/results/cpu/."""
-import argparse, collections, datetime, json, os, platform, random, re, resource, signal, struct, subprocess, sys, tempfile, time, tracemalloc
+import argparse, collections, os, platform, random, re, resource, signal, struct, sys, tempfile, time, tracemalloc
 from pathlib import Path
 
 import gguf.constants  # so that its import, which an error may need, is not timed
 import numpy as np
+
+import results
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -69,7 +71,7 @@ def make_file(rng, keys=(), n_tensors=None):
         b.text(name.encode())
         b.put('I', kind)
         b.put(fmt, value)
-    offset, data, alignment = 0, b'', alignment or 32
+    data, alignment = b'', alignment or 32
     for i in range(n_tensors):
         kind = rng.choice([*BLOCKS])
         block, size = BLOCKS[kind]
@@ -189,19 +191,14 @@ def fuzz(n, seed=0, limit_s=10.0, out=None):
 
 def record(report, command):
     "Write the report in the schema of data/results."
-    date = datetime.date.today().isoformat()
-    commit = subprocess.run(['git', 'rev-parse', 'HEAD'], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     empty = dict.fromkeys('model quantization context width mode drafter spread'.split())
     rows = [dict(empty, arm=arm, value=value, unit=unit, n=report['inputs']) for arm, value, unit in (
         ('read', report['read'], 'inputs'), ('refused with one line', report['refused'], 'inputs'), ('crashed or hung', 0, 'inputs'),
         ('slowest input', round(report['worst_seconds'], 4), 's'),
         ('most memory above twice the file', report['worst_memory_above_twice_the_file'], 'bytes'),
         ('whole run', round(report['seconds'], 1), 's'), ('different messages', len(report['messages']), 'count'))]
-    path = ROOT / f'data/results/cpu/modelfile-fuzz-{date}.json'
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(dict(topic='modelfile-fuzz', device=f'cpu {platform.machine()}', date=date, commit=commit, command=command,
-                                    contract_version=None, rows=rows), indent=1) + '\n')
-    return path
+    path = ROOT / f'data/results/cpu/modelfile-fuzz-{results.TODAY}.json'
+    return results.write(path, 'modelfile-fuzz', rows, command, device=f'cpu {platform.machine()}')
 
 
 def main():

@@ -5,10 +5,13 @@
 measures the fp32 reference (chapter 07), and copies llama.cpp's own distance from its fp32 run beside it.
 Models are looked for in the folder $ALPHABOOK_TEST_MODELS (NAME.gguf), then in the cache of `alphabook fetch`.
 """
-import argparse, datetime, hashlib, json, os, subprocess, sys
+import argparse, json, os, sys
 from pathlib import Path
 
 import numpy as np
+
+import results
+from alphabook.fetch import MODELS, resolve_model, sha256_of as sha256
 
 GOLDEN = Path(__file__).parent / 'golden'
 
@@ -19,19 +22,11 @@ class Missing(Exception): "A model that is not at hand; the message says how to 
 def golden(name): return json.loads((GOLDEN / f'{name}.json').read_text(encoding='utf-8'))
 
 
-def sha256(path):
-    h = hashlib.sha256()
-    with open(path, 'rb') as f:
-        while chunk := f.read(1 << 22): h.update(chunk)
-    return h.hexdigest()
-
-
 def model_path(name, rec=None):
     "The file that `name`'s recording was made from, its checksum verified. Missing: it is not here."
     folder, rec = os.environ.get('ALPHABOOK_TEST_MODELS'), rec or golden(name)
     path = Path(folder) / f'{name}.gguf' if folder else None
     if path is None or not path.is_file():
-        from alphabook.fetch import MODELS, resolve_model
         if name not in MODELS:
             raise Missing(f'{name}: not fetched by alphabook; put {name}.gguf into the folder $ALPHABOOK_TEST_MODELS')
         try: path = resolve_model(name)
@@ -104,14 +99,9 @@ def main():
     args = ap.parse_args()
     pairs = [m.partition('=')[::2] for m in args.models]
     rows = [row for name, path in pairs for row in measure(name, path or model_path(name))]
-    commit = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], capture_output=True, text=True).stdout.strip()
-    command = f'python tests/oracle.py {" ".join(name for name, _ in pairs)} -o {args.o}'
-    out = dict(topic='oracle', device='cpu', date=datetime.date.today().isoformat(), commit=commit, command=command,
-               contract_version=None, mode='fp32', width=1, drafter='none', spread=None,
-               oracle='llama.cpp, its fp32 run (weights dequantized to F32, F32 KV)', rows=rows)
-    Path(args.o).parent.mkdir(parents=True, exist_ok=True)
-    body = ',\n'.join('  ' + json.dumps(r, ensure_ascii=False) for r in out.pop('rows'))
-    Path(args.o).write_text(json.dumps(out, indent=1, ensure_ascii=False)[:-2] + ',\n "rows": [\n' + body + '\n ]\n}\n')
+    results.write(args.o, 'oracle', rows, f'python tests/oracle.py {" ".join(name for name, _ in pairs)} -o {args.o}',
+                  mode='fp32', width=1, drafter='none', spread=None,
+                  oracle='llama.cpp, its fp32 run (weights dequantized to F32, F32 KV)')
 
 
 if __name__ == '__main__':

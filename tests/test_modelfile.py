@@ -1,12 +1,11 @@
 """Chapter 01 against gguf-py, against every malformed file that people have reported, and against its own promises of time and memory."""
-import gc, os, struct, time, tracemalloc, zipfile
-from pathlib import Path
+import gc, os, time, tracemalloc
 from struct import pack
 
 import gguf, numpy as np, pytest
 
-from alphabook.modelfile import (IK_TYPES, KINDS, MAX_COUNT, REMOVED, SCALARS, TYPE, TYPES, Cursor, GGUFError, ModelFile, atomic_file,
-                                 chunks, infer_kind, looks_like, pack_key, padded, skip_array, summary, type_by_id, write_gguf)
+from alphabook.modelfile import (IK_TYPES, MAX_COUNT, REMOVED, TYPE, TYPES, GGUFError, ModelFile, atomic_file,
+                                 chunks, infer_kind, pack_key, summary, type_by_id, write_gguf)
 
 
 def text(s): return pack('<Q', len(s)) + (s if isinstance(s, bytes) else s.encode())

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from book import chapters
-from conftest import ROOT
 
 class Collect(HTMLParser):
     "Ids, links and loaded assets of a page."

@@ -11,7 +11,7 @@ sys.path[:0] = [str(HERE), str(HERE / "golden")]
 import corpus, record_tokenizer as golden, toyvocab
 from alphabook.bpe import PRETOKENIZERS, fast_words, merge, merge_naive, pretokenizer, split_words, to_byte_chars
 from alphabook.modelfile import GGUFError, ModelFile, write_gguf
-from alphabook.tokenizer import Specials, StreamDecoder, Tokenizer, inner_pairs, partition
+from alphabook.tokenizer import Specials, Tokenizer, inner_pairs, partition
 
 CORPUS = corpus.corpus()
 TOYS = golden.load("toys")["vocabularies"]

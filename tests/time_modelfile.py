@@ -1,10 +1,12 @@
 """How long a file with a large vocabulary takes to open, here and with gguf-py, in turns.
 
     python tests/time_modelfile.py --tokens 250000 --passes 3 --record"""
-import argparse, datetime, json, platform, subprocess, sys, tempfile, time
+import argparse, platform, sys, tempfile, time
 from pathlib import Path
 
 import gguf
+
+import results
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -37,18 +39,15 @@ def main():
     p.add_argument('--passes', type=int, default=3)
     p.add_argument('--record', action='store_true', help='write data/results/cpu/modelfile-open-DATE.json')
     args = p.parse_args()
-    times, date = measure(args.tokens, args.passes), datetime.date.today().isoformat()
+    times = measure(args.tokens, args.passes)
     for arm, t in times.items(): print(f'{arm:18}{min(t):9.4f} s  (best of {len(t)}; worst {max(t):.4f} s)')
     if not args.record: return
-    commit = subprocess.run(['git', 'rev-parse', 'HEAD'], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     empty = dict.fromkeys('quantization context width mode drafter'.split())
     rows = [dict(empty, model=f'{args.tokens} tokens, no weights', arm=arm, value=round(min(t), 5), unit='s', n=len(t),
                  spread=[round(min(t), 5), round(max(t), 5)]) for arm, t in times.items()]
-    path = ROOT / f'data/results/cpu/modelfile-open-{date}.json'
+    path = ROOT / f'data/results/cpu/modelfile-open-{results.TODAY}.json'
     command = f'python tests/time_modelfile.py --tokens {args.tokens} --passes {args.passes} --record'
-    path.write_text(json.dumps(dict(topic='modelfile-open', device=f'cpu {platform.machine()}', date=date, commit=commit, command=command,
-                                    contract_version=None, rows=rows), indent=1) + '\n')
-    print(path)
+    print(results.write(path, 'modelfile-open', rows, command, device=f'cpu {platform.machine()}'))
 
 
 if __name__ == '__main__': main()
