@@ -2,7 +2,7 @@
 
     python tests/oracle.py smollm2=PATH gemma3-270m=PATH -o data/results/cpu/oracle-DATE.json
 
-measures the fp32 reference (chapter 07), and copies llama.cpp's own distance from its fp32 run beside it.
+measures the fp32 reference (chapter 07d), and copies llama.cpp's own distance from its fp32 run beside it.
 Models are looked for in the folder $ALPHABOOK_TEST_MODELS (NAME.gguf), then in the cache of `alphabook fetch`.
 """
 import argparse, json, os, sys

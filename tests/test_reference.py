@@ -63,10 +63,10 @@ def test_tiny_models(name, tiny):
 
 def test_gemmas_distance_is_llamacpps_gelu_table(tiny, monkeypatch):
     "With GELU rounded to float16 before and after, as in llama.cpp's table, most of the distance goes."
-    import alphabook.reference
-    gelu = alphabook.reference.gelu
+    import alphabook.reference_layers
+    gelu = alphabook.reference_layers.gelu
     assert compare('tiny-gemma3', tiny('tiny-gemma3'))['mean_abs'] > 2e-4
-    monkeypatch.setattr(alphabook.reference, 'gelu', lambda x: gelu(x.half().float()).half().float())
+    monkeypatch.setattr(alphabook.reference_layers, 'gelu', lambda x: gelu(x.half().float()).half().float())
     assert compare('tiny-gemma3', tiny('tiny-gemma3'))['mean_abs'] < 1e-4
 
 
