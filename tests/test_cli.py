@@ -75,10 +75,9 @@ def test_compare_fails_on_a_mismatch(tiny, monkeypatch, capsys):
 
 
 def test_without_a_model(tmp_path):
-    one_line(['generate', '-p', 'x'], 'alphabook fetch smollm2')
     one_line(['generate', '-m', 'smollm2', '-p', 'x'], 'alphabook fetch smollm2', ALPHABOOK_CACHE=str(tmp_path))
-    one_line(['chat'], 'alphabook fetch smollm2')
-    one_line(['compare'], 'alphabook fetch smollm2')
+    one_line(['chat', '-m', 'smolm2'], 'did you mean smollm2')
+    one_line(['compare', '-m', 'gpt5'], 'known are alphabook-mini')
 
 
 @pytest.mark.parametrize('flags, word', [

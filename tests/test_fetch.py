@@ -290,8 +290,6 @@ def test_two_processes(cache, tmp_path):
 
 
 @pytest.mark.parametrize('arg, words', [
-    (None, 'alphabook fetch smollm2'),
-    ('', 'alphabook fetch smollm2'),
     ('smollm2', r'^smollm2: not there in the cache .*run `alphabook fetch smollm2`$'),
     ('gemma3-270m', 'alphabook fetch gemma3-270m'),
     ('smolm2', 'did you mean smollm2'),

@@ -1,0 +1,1 @@
+"Model files that travel in the wheel, as the package `alphabook._data`."
