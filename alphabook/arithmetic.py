@@ -4,15 +4,15 @@
 
 # %% auto #0
 __all__ = ['CONTRACT_VERSION', 'TILE', 'leaves_256', 'leaves_32', 'quantized_product', 'Matrix', 'load_matrix', 'matmul', 'embed',
-           'rms_norm', 'gated', 'softcap', 'softmax', 'apply_rope', 'attention_tile', 'attend_one', 'attention',
-           'philox_4x32', 'random_bits', 'argmax', 'top_k_ids', 'sample']
+           'rms_norm', 'gated', 'swiglu_oai', 'softcap', 'softmax', 'apply_rope', 'attention_tile', 'attend_one',
+           'attention', 'philox_4x32', 'random_bits', 'argmax', 'top_k_ids', 'sample']
 
-# %% ../nbs/03b_arithmetic.ipynb #819545a5
+# %% ../nbs/03b_arithmetic.ipynb #40292faa
 import numpy as np
 
 import alphabook.codebooks                     # registers the IQ, TQ and MXFP4 formats
 from .blocks import FLOAT_TYPES, Acts, IntView, decode, int_view, quantize_acts
-from .elementary import exp, f32, fma, fold, gelu, i32, i64, lane_dot, lane_sum, rope_angles, silu
+from .elementary import exp, f32, fma, fold, gelu, i32, i64, lane_dot, lane_sum, rope_angles, sigmoid, silu
 
 # %% ../nbs/03b_arithmetic.ipynb #a48674b1
 CONTRACT_VERSION = "1"
@@ -117,13 +117,22 @@ def rms_norm(x, # float32 [..., n]
     r = f32(1)/np.sqrt(lane_dot(x, x)/f32(x.shape[-1]) + f32(eps))
     return (x*r[..., None])*w
 
-# %% ../nbs/03b_arithmetic.ipynb #ebc7d86f
+# %% ../nbs/03b_arithmetic.ipynb #3ded3c96
 def gated(gate, # float32 [..., n]
           up, # float32 [..., n]
-          act: str, # "silu" or "gelu"
+          act: str, # "silu", "gelu" or "swiglu_oai"
           ): # float32 [..., n]
-    "act(gate)·up, the middle of a feed-forward layer."
+    "act(gate)·up, the middle of a feed-forward layer; gpt-oss has its own form of it."
+    if act == "swiglu_oai": return swiglu_oai(gate, up)
     return {"silu": silu, "gelu": gelu}[act](gate)*up
+
+# %% ../nbs/03b_arithmetic.ipynb #050be3d5
+def swiglu_oai(gate, # float32 [..., n]
+               up, # float32 [..., n]
+               ): # float32 [..., n]
+    "(g·sigmoid(1.702·g))·(u + 1), g = min(gate, 7), u = up clamped to ±7: gpt-oss's middle of a feed-forward layer."
+    g, u = np.minimum(gate, f32(7)), np.minimum(np.maximum(up, f32(-7)), f32(7))
+    return (g*sigmoid(f32(1.702)*g))*(u + f32(1))
 
 # %% ../nbs/03b_arithmetic.ipynb #9fcad771
 def softcap(x, # float32
@@ -170,12 +179,13 @@ def attention_tile(q, # float32 [H, D]: the query heads that share one KV head
     for j in np.flatnonzero(visible): o = fma(p[:, j, None], v[j], o)                  # (H, D)
     return m, l, o
 
-# %% ../nbs/03b_arithmetic.ipynb #e4de4995
+# %% ../nbs/03b_arithmetic.ipynb #ca11d18c
 def attend_one(q, # float32 [H, D]: query heads of one KV head, one row
                k, v, # float16 [≥ pos + 1, D]
                pos: int, # absolute position of the row; it sees positions up to its own
                window: int, # it sees at most the last `window` positions; 0: all
                scale, # float32
+               sinks = None, # float32 [H]: scores that only take weight away
                ): # float32 [H, D]
     "Attention of one row over tiles of 64 absolute positions, combined in order."
     first = max(0, pos - window + 1) if window else 0
@@ -186,21 +196,26 @@ def attend_one(q, # float32 [H, D]: query heads of one KV head, one row
         top = np.maximum(m, mt)
         alpha, beta = exp(m - top), exp(mt - top)
         l, o, m = l*alpha + lt*beta, o*alpha[:, None] + ot*beta[:, None], top
+    if sinks is not None:
+        top = np.maximum(m, sinks)
+        o, l = o*exp(m - top)[:, None], l*exp(m - top) + exp(sinks - top)
     return (o + f32(0))/l[:, None]
 
-# %% ../nbs/03b_arithmetic.ipynb #66f0db8f
+# %% ../nbs/03b_arithmetic.ipynb #94559b5e
 def attention(q, # float32 [W, n_head, D]
               k, v, # float16 [n_ctx, n_kv_head, D], rows written up to the largest position
               positions, # int [W]
               window: int, # sliding window, 0: none
               scale: float, # factor of the scores
+              sinks = None, # float32 [n_head]: a score without a value per head (gpt-oss)
               ): # float32 [W, n_head, D]
     "Causal attention with grouped query heads: head h uses KV head h // (n_head / n_kv_head)."
     out, group = np.empty_like(q), q.shape[1]//k.shape[1]
     for w, pos in enumerate(positions):
         for h in range(k.shape[1]):
             heads = slice(h*group, (h + 1)*group)
-            out[w, heads] = attend_one(q[w, heads], k[:, h], v[:, h], int(pos), window, f32(scale))
+            sink = None if sinks is None else sinks[heads]
+            out[w, heads] = attend_one(q[w, heads], k[:, h], v[:, h], int(pos), window, f32(scale), sink)
     return out
 
 # %% ../nbs/03b_arithmetic.ipynb #58dc6bbf

@@ -348,14 +348,23 @@ def rms_norm(x, # float32 [..., n]
 def _gated(gate, up, is_gelu, out): # float32 [N] each
     for i in range(gate.size): out[i] = (gelu(gate[i]) if is_gelu else silu(gate[i]))*up[i]
 
-# %% ../nbs/09_cpu.ipynb #ef13fa5e
+# %% ../nbs/09_cpu.ipynb #d01b9ac3
+@njit(**_jit)
+def _swiglu_oai(gate, up, out): # float32 [N] each
+    for i in range(gate.size):
+        g = F(7) if gate[i] > F(7) else gate[i]
+        u = F(7) if up[i] > F(7) else (F(-7) if up[i] < F(-7) else up[i])
+        out[i] = (g*(ONE/(ONE + exp(ZERO - F(1.702)*g))))*(u + ONE)
+
+# %% ../nbs/09_cpu.ipynb #2329bb70
 def gated(gate, # float32 [..., n]
           up, # float32 [..., n]
-          act: str, # "silu" or "gelu"
+          act: str, # "silu", "gelu" or "swiglu_oai"
           ): # float32 [..., n]
-    "act(gate)·up."
-    out = np.empty_like(gate)
-    _gated(gate.reshape(-1), up.reshape(-1), {"silu": False, "gelu": True}[act], out.reshape(-1))
+    "act(gate)·up, or gpt-oss's form of it."
+    out = np.empty(gate.shape, F)
+    if act == "swiglu_oai": _swiglu_oai(gate.reshape(-1), up.reshape(-1), out.reshape(-1))
+    else: _gated(gate.reshape(-1), up.reshape(-1), {"silu": False, "gelu": True}[act], out.reshape(-1))
     return out
 
 # %% ../nbs/09_cpu.ipynb #5157302a
@@ -396,14 +405,16 @@ def _rope_angles(positions, steps, cos, sin): # int64 [n], uint64 [d], float32 [
     for p in range(positions.size):
         for i in range(steps.size): cos[p, i], sin[p, i] = _angle(np.uint64(positions[p])*steps[i])
 
-# %% ../nbs/09_cpu.ipynb #90fdae77
+# %% ../nbs/09_cpu.ipynb #d94033ef
 def rope_angles(positions, # int [n], ≥ 0
                 steps, # uint64 [dim/2]
+                mscale: float = 1.0, # both results are multiplied by it (YaRN)
                 ): # (cos, sin), float32 [n, dim/2]
     "Cosine and sine of every pair's angle at every position."
     positions = np.asarray(positions, np.int64)
-    cos, sin = np.empty((2, positions.size, steps.size), F)
+    cos, sin = both = np.empty((2, positions.size, steps.size), F)
     _rope_angles(positions, steps, cos, sin)
+    if mscale != 1: both *= F(mscale)
     return cos, sin
 
 # %% ../nbs/09_cpu.ipynb #6a610f6d
@@ -465,11 +476,23 @@ def _add_tile(q, kf, vf, lo, n, scale, m, l, o, s, p, ot): # state m, l of one h
     for i in range(o.size): o[i] = o[i]*alpha + ot[i]*beta
     return top, l*alpha + fold(p, 64)*beta
 
-# %% ../nbs/09_cpu.ipynb #913f84ba
+# %% ../nbs/09_cpu.ipynb #2b6d2c12
 ROWS = 16                                      # rows that share the widening of a tile
 
 @njit(**_jit)
-def _attend(q, k, v, positions, window, scale, out):
+def _finish(o, m, l, sinks, out): # float32 [G, D], [G], [G], [G] or empty, [G, D]
+    "Let the sinks take their weight, if there are any, and divide by the sum."
+    for g in range(o.shape[0]):
+        alpha, total = ONE, l[g]
+        if sinks.size:
+            top = max(m[g], sinks[g])
+            alpha = exp(m[g] - top)
+            total = l[g]*alpha + exp(sinks[g] - top)
+        for i in range(o.shape[1]): out[g, i] = (o[g, i]*alpha + ZERO)/total
+
+# %% ../nbs/09_cpu.ipynb #6948867f
+@njit(**_jit)
+def _attend(q, k, v, positions, window, scale, sinks, out):
     "Rows of one KV head: q, out float32 [W, G, D]; k, v uint16 [n, D] (float16 bits); positions int64 [W], ascending."
     W, G, D = q.shape
     kf, vf, o = np.empty((64, D), F), np.empty((64, D), F), np.zeros((W, G, D), F)
@@ -486,30 +509,29 @@ def _attend(q, k, v, positions, window, scale, out):
             if lo >= end: continue
             for g in range(G):
                 m[w, g], l[w, g] = _add_tile(q[w, g], kf, vf, lo, end, scale, m[w, g], l[w, g], o[w, g], s, p, ot)
-    for w in range(W):
-        for g in range(G):
-            for i in range(D): out[w, g, i] = (o[w, g, i] + ZERO)/l[w, g]
+    for w in range(W): _finish(o[w], m[w], l[w], sinks, out[w])
 
-# %% ../nbs/09_cpu.ipynb #70261343
+# %% ../nbs/09_cpu.ipynb #fb7786e3
 @njit(**_jit)
-def _attention(lo, hi, q, k, v, positions, window, scale, out):
+def _attention(lo, hi, q, k, v, positions, window, scale, sinks, out):
     "Tasks lo … hi, each of up to ROWS rows and one KV head: q, out float32 [W, H, D]; k, v uint16 [n_ctx, KV, D]."
     KV = k.shape[1]
     G = q.shape[1]//KV
     for task in range(lo, hi):
         r, h = task//KV*ROWS, task % KV
         _attend(q[r:r + ROWS, h*G:h*G + G], k[:, h], v[:, h], positions[r:r + ROWS], window, scale,
-                out[r:r + ROWS, h*G:h*G + G])
+                sinks[h*G:h*G + G], out[r:r + ROWS, h*G:h*G + G])
 
-# %% ../nbs/09_cpu.ipynb #0c477ae0
+# %% ../nbs/09_cpu.ipynb #aa1b4645
 def attention(q, # float32 [W, n_head, D]
               k, v, # float16 [n_ctx, n_kv_head, D]
               positions, # int [W], ascending
               window: int, # sliding window, 0: none
               scale: float, # factor of the scores
+              sinks = None, # float32 [n_head]: a score without a value per head (gpt-oss)
               ): # float32 [W, n_head, D]
     "Causal attention over tiles of 64 absolute positions."
     out, tasks = np.empty_like(q), -(-len(q)//ROWS)*k.shape[1]
     share(_attention, tasks, 2*q.size*int(positions[-1]), q, k.view(np.uint16), v.view(np.uint16),
-          np.asarray(positions, np.int64), window, F(scale), out)
+          np.asarray(positions, np.int64), window, F(scale), np.empty(0, F) if sinks is None else sinks, out)
     return out

@@ -6,9 +6,10 @@
 __all__ = ['f32', 'i32', 'i64', 'u64', 'MAGIC', 'MAGIC_BITS', 'LOG2E', 'LN2_HI', 'LN2_LO', 'EXP_POLY', 'EXP_MAX', 'EXP_MIN',
            'ONE', 'TWO', 'GELU_CUBE', 'GELU_SCALE', 'LOG1P_POLY', 'PI', 'TURN', 'SIN_POLY', 'COS_POLY',
            'check_float_mode', 'fma', 'fold', 'n_lanes', 'lane_sum', 'lane_dot', 'horner', 'exp', 'sigmoid', 'silu',
-           'gelu', 'log1p', 'softplus', 'rsqrt', 'rope_steps', 'rope_angles']
+           'gelu', 'log1p', 'softplus', 'rsqrt', 'yarn_factors', 'rope_steps', 'rope_angles']
 
-# %% ../nbs/03a_elementary.ipynb #edf3bf09
+# %% ../nbs/03a_elementary.ipynb #c932567c
+import math
 from decimal import Decimal, localcontext
 
 import numpy as np
@@ -160,31 +161,51 @@ def rsqrt(x, # float32 > 0
     "1 ÷ sqrt(x), both correctly rounded."
     return ONE/np.sqrt(np.asarray(x, f32))
 
-# %% ../nbs/03a_elementary.ipynb #65883f2c
+# %% ../nbs/03a_elementary.ipynb #0d8f9839
 PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
 
+# %% ../nbs/03a_elementary.ipynb #d8b5b340
+def yarn_factors(theta: float, # base of the frequencies
+                 dim: int, # rotated dimensions of a head
+                 factor: float, # how much longer the context shall be
+                 n_ctx_orig: int, # positions that the model was trained on
+                 beta_fast: float = 32.0, # pairs that turn more often within them stay as they are
+                 beta_slow: float = 1.0, # pairs that turn less often are slowed by the whole factor
+                 ) -> list: # Decimal [dim/2], from 1 down to 1/factor
+    "What YaRN multiplies the frequency of each rotary pair by (arXiv 2309.00071)."
+    def pair(turns): # the pair, as a real number, that turns so often within n_ctx_orig
+        return dim*(n_ctx_orig/(Decimal(float(turns))*2*PI)).ln()/(2*Decimal(float(theta)).ln())
+    low, high = max(0, math.floor(pair(beta_fast))), min(dim - 1, math.ceil(pair(beta_slow)))
+    width = max(Decimal("0.001"), Decimal(high - low))
+    slow = (min(Decimal(1), max(Decimal(0), (i - low)/width)) for i in range(dim//2))
+    return [1 - s + s/Decimal(float(factor)) for s in slow]
+
+# %% ../nbs/03a_elementary.ipynb #a0d13cdd
 def rope_steps(theta: float, # base of the frequencies, > 1
                dim: int, # rotated dimensions of a head, even
                scale: float = 1.0, # positions are divided by it (linear scaling)
                factors = None, # float32 [dim/2]: divides each frequency (the llama-3 long-context factors)
+               yarn: tuple = None, # (factor, n_ctx_orig, beta_fast, beta_slow)
                ): # uint64 [dim/2]: turns·2⁶⁴ per position
     "Phase step of each rotary pair: theta^(−2i/dim) ÷ 2π turns per position, as 64-bit fixed point."
     with localcontext() as ctx:
         ctx.prec = 50
         log_theta, steps = Decimal(float(theta)).ln(), []
+        slowed = yarn_factors(theta, dim, *yarn) if yarn else [Decimal(1)]*(dim//2)
         for i in range(dim//2):
             freq = (log_theta*(-2*i)/dim).exp()/(2*PI)/Decimal(float(scale))
             if factors is not None: freq /= Decimal(float(factors[i]))
-            steps.append(int((freq*2**64).to_integral_value()) % 2**64)
+            steps.append(int((freq*slowed[i]*2**64).to_integral_value()) % 2**64)
     return np.array(steps, u64)
 
-# %% ../nbs/03a_elementary.ipynb #ca674253
+# %% ../nbs/03a_elementary.ipynb #96bed41b
 TURN = f32(2*np.pi/2**32)                                # radians in 2⁻³² of a turn
 SIN_POLY = tuple(f32(c) for c in (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1))
 COS_POLY = tuple(f32(c) for c in (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2))
 
 def rope_angles(positions, # int [n], ≥ 0
                 steps, # uint64 [dim/2]
+                mscale: float = 1.0, # both results are multiplied by it (YaRN)
                 ): # (cos, sin), float32 [n, dim/2]
     "Cosine and sine of every pair's angle at every position, from the exact 64-bit phase."
     with np.errstate(over="ignore"):
@@ -198,4 +219,5 @@ def rope_angles(positions, # int [n], ≥ 0
     cos = fma(z*z, horner(z, COS_POLY), fma(f32(-0.5), z, ONE))
     odd, q = (quarter & 1) == 1, quarter & 3
     c, s = np.where(odd, sin, cos), np.where(odd, cos, sin)
-    return (np.where((q == 1) | (q == 2), f32(0) - c, c), np.where((q == 2) | (q == 3), f32(0) - s, s))
+    c, s = np.where((q == 1) | (q == 2), f32(0) - c, c), np.where((q == 2) | (q == 3), f32(0) - s, s)
+    return (c, s) if mscale == 1 else (c*f32(mscale), s*f32(mscale))
