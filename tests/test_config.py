@@ -32,7 +32,8 @@ def file(path, arch='llama', meta=(), cfg=CFG, without=(), extra=(), types=()):
 
 def test_llama(tmp_path):
     cfg = C.load_config(file(tmp_path / 'm.gguf'))
-    assert cfg == replace(CFG, eps=cfg.eps, attn_scale=float(np.float32(8 ** -.5)), swa_layers=(False, False))
+    assert cfg == replace(CFG, eps=cfg.eps, attn_scale=float(np.float32(8 ** -.5)), swa_layers=(False, False),
+                          mixers=('attention',) * 2)
     assert abs(cfg.eps - 1e-5) < 1e-12 and not cfg.tied
 
 
@@ -119,8 +120,8 @@ BAD_KEYS = [
     ('rope.freq_base', math.inf, 'freq_base: is inf'),
     ('rope.dimension_count', 9, 'dimension_count: is 9; an integer from 1 to 8'),
     ('rope.dimension_count', 3, 'dimension_count: is 3; an even number'),
-    ('rope.scaling.type', 'yarn', "rope.scaling.type: is 'yarn'; none or linear"),
-    ('rope.scaling.type', 'longrope', "rope.scaling.type: is 'longrope'; none or linear"),
+    ('rope.scaling.type', 'yarn', 'rope.scaling.factor: is missing; a number above 0'),
+    ('rope.scaling.type', 'longrope', "rope.scaling.type: is 'longrope'; none, linear or yarn"),
     ('rope.scaling.type', [1, 2], 'rope.scaling.type: is .1, 2.|rope.scaling.type: is array'),
     ('rope.scaling.factor', -1.0, 'factor: is -1.0'),
     ('rope.scaling.attn_factor', 2.0, 'attn_factor: is 2.0; 1 would be right'),

@@ -146,7 +146,7 @@ def logits_of(path, ids):
     return np.asarray(reference.Reference(ModelFile(path)).logits(ids))
 
 
-@pytest.mark.parametrize('arch', ARCHITECTURES)
+@pytest.mark.parametrize('arch', ('llama', 'qwen2', 'qwen3', 'gemma3'))
 def test_logits_are_worth_comparing(tmp_path, arch):
     "A clear favourite with rivals, another one at most positions, and not simply the last token again."
     path = S.synth(f'tiny-{arch}', 'Q8_0', tmp_path / 'm.gguf', n_vocab=600)
