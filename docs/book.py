@@ -8,7 +8,8 @@ import nbformat
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = [  # title, first and last chapter number
     ("I", "The file", 1, 5), ("II", "The model", 6, 8), ("III", "The round", 9, 12),
-    ("IV", "Speculation", 13, 18), ("V", "Bigger than the card", 19, 22), ("VI", "The engine", 23, 28)]
+    ("IV", "Speculation", 13, 18), ("V", "Bigger than the card", 19, 22), ("VI", "The engine", 23, 28),
+    ("VII", "A model of our own", 29, 29)]
 
 @dataclass
 class Chapter:
