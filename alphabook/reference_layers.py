@@ -6,14 +6,13 @@
 __all__ = ['rms_norm', 'rope_angles', 'rope', 'visible', 'attention', 'silu', 'gelu', 'Weights', 'linear', 'self_attention',
            'mlp', 'block', 'embed', 'head']
 
-# %% ../nbs/07a_reference_layers.ipynb #aca09d81
+# %% ../nbs/07a_reference_layers.ipynb #073ab0be
 import math
 
 import torch
 
 from .blocks import decode
 from .config import ModelConfig
-from .modelfile import ModelFile
 
 # %% ../nbs/07a_reference_layers.ipynb #d0b58c25
 def rms_norm(
@@ -37,15 +36,16 @@ def rope_angles(
     if factors is not None: speed = speed / factors.double()
     return pos.double()[:, None] / scale * speed                                          # (n, dim/2)
 
-# %% ../nbs/07a_reference_layers.ipynb #59820fa4
+# %% ../nbs/07a_reference_layers.ipynb #43776a05
 def rope(
     x: torch.Tensor, # (n, heads, head_dim)
     angles: torch.Tensor, # (n, dim/2); head_dim - dim values at the end of a head stay as they are
     style: str, # 'norm': pairs are neighbours; 'neox': pairs are (i, i + dim/2)
+    mscale: float = 1.0, # what is turned also grows by it (YaRN, chapter 07b)
 ) -> torch.Tensor: # (n, heads, head_dim)
     "Turn the pairs of each head by their angles."
     half = angles.shape[-1]
-    cos, sin = angles.cos().float()[:, None], angles.sin().float()[:, None]               # (n, 1, dim/2)
+    cos, sin = (mscale * f(angles).float()[:, None] for f in (torch.cos, torch.sin))      # (n, 1, dim/2)
     turned, rest = x[..., :2 * half], x[..., 2 * half:]
     a, b = (turned[..., 0::2], turned[..., 1::2]) if style == 'norm' else turned.chunk(2, -1)
     pair = a * cos - b * sin, a * sin + b * cos                                           # each (n, heads, dim/2)
@@ -86,31 +86,40 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
     "The tanh form of GELU (Hendrycks and Gimpel, arXiv 1606.08415)."
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
-# %% ../nbs/07a_reference_layers.ipynb #7f9b592f
+# %% ../nbs/07a_reference_layers.ipynb #669bca60
 class Weights:
     "The tensors of a file by name, decoded to fp32 when asked for."
 
     def __init__(
         self,
-        mf: ModelFile, # an open file
+        tensors: dict, # an open file's, by name
         prefix: str = '', # put before each name, such as 'blk.3.'
         keep: dict = None, # where to remember decoded tensors; None: decode them each time
     ):
-        self.mf, self.prefix, self.keep = mf, prefix, keep
+        self.tensors, self.prefix, self.keep = tensors, prefix, keep
 
-    def layer(self, i: int): return Weights(self.mf, f'blk.{i}.', self.keep)
+    def layer(self, i: int): return Weights(self.tensors, f'blk.{i}.', self.keep)
 
-    def __contains__(self, name: str): return self.prefix + name in self.mf.tensors
+    def __contains__(self, name: str): return self.prefix + name in self.tensors
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        name, keep = self.prefix + name, self.keep if self.keep is not None else {}
-        if name not in keep: keep[name] = self.rows(name, slice(None)).reshape(self.mf.tensors[name].shape)
-        return keep[name]
+        "The whole tensor."
+        return self._kept(self.prefix + name, slice(None))
+
+    def expert(self, name: str, e: int) -> torch.Tensor:
+        "Matrix (or bias) number e of a tensor that holds one for each expert."
+        return self._kept(self.prefix + name, e)
 
     def rows(self, name: str, which) -> torch.Tensor:
-        "Some rows of a tensor, by its full name."
-        t = self.mf.tensors[name]
-        return torch.from_numpy(decode(t.data[which], t.type.name))
+        "Some rows of a tensor (the matrix of an expert, if it holds many), by its full name; never kept."
+        t = self.tensors[name]
+        data = t.data.reshape(*t.shape[:-1], -1)                                          # (…, bytes of a row)
+        return torch.from_numpy(decode(data[which], t.type.name))
+
+    def _kept(self, name, which):
+        keep, key = self.keep if self.keep is not None else {}, (name, str(which))
+        if key not in keep: keep[key] = self.rows(name, which)
+        return keep[key]
 
 # %% ../nbs/07a_reference_layers.ipynb #39c40923
 def linear(
@@ -166,24 +175,26 @@ def block(
     if cfg.post_norms: h = rms_norm(h, w['post_ffw_norm.weight'], cfg.eps)
     return x + h
 
-# %% ../nbs/07a_reference_layers.ipynb #e75187fc
+# %% ../nbs/07a_reference_layers.ipynb #8a4af6c9
 def embed(
     ids: torch.Tensor, # (n,) token ids
     w: Weights, # of the model
     cfg: ModelConfig, # sizes and kinds
+    name: str = 'token_embd.weight', # the table
 ) -> torch.Tensor: # (n, n_embd)
     "The row of each token."
-    return cfg.embed_scale * w.rows('token_embd.weight', ids.numpy())
+    return cfg.embed_scale * w.rows(name, ids.numpy())
 
-# %% ../nbs/07a_reference_layers.ipynb #bb5e99ae
+# %% ../nbs/07a_reference_layers.ipynb #bdd41a08
 def head(
     x: torch.Tensor, # (n, n_embd), after the last layer and its norm
     w: Weights, # of the model
     cfg: ModelConfig, # sizes and kinds
+    name: str = None, # the matrix, if not the model's own
     chunk: int = 8192, # vocabulary rows at a time
 ) -> torch.Tensor: # (n, n_vocab)
     "Logits: how well each row fits each token of the vocabulary."
-    name = 'token_embd.weight' if cfg.tied else 'output.weight'
+    name = name or ('token_embd.weight' if cfg.tied else 'output.weight')
     parts = [x @ w.rows(name, slice(i, i + chunk)).T for i in range(0, cfg.n_vocab, chunk)]
     logits = torch.cat(parts, -1)
     return cfg.logit_softcap * torch.tanh(logits / cfg.logit_softcap) if cfg.logit_softcap else logits
