@@ -305,12 +305,12 @@ def load_matrix(data, # uint8 [R, row_bytes], as in the file
     "Prepare a weight matrix for `matmul` and `embed`."
     return Matrix(data, type, rows_only)
 
-# %% ../nbs/09_cpu.ipynb #1a861081
+# %% ../nbs/09_cpu.ipynb #55d940c4
 def matmul(w: Matrix, # weights [R, K]
            x, # float32 [W, K]
            ): # float32 [W, R]
     "x · wᵀ by the contract."
-    out = np.empty((len(x), w.n_rows), F)
+    x, out = np.ascontiguousarray(x), np.empty((len(x), w.n_rows), F)
     work = out.size*x.shape[1]
     if w.kind == "float": share(product_float, w.n_rows, work, w.floats, x, out)
     elif w.kind == "256": share(product_256, w.n_rows, work, w.q, w.mn, w.d, w.m, w.has_min, *quantize(x), out)
@@ -332,15 +332,14 @@ def _rms_norm(x, w, eps, out): # float32 [N, n], [n], float32, [N, n]
         f = ONE/np.sqrt(lane_dot(x[r], x[r], s)/F(x.shape[1]) + eps)
         for i in range(x.shape[1]): out[r, i] = (x[r, i]*f)*w[i]
 
-# %% ../nbs/09_cpu.ipynb #b2c4ecae
+# %% ../nbs/09_cpu.ipynb #e097e970
 def rms_norm(x, # float32 [..., n]
              w, # float32 [n]
              eps: float, # added to the mean square
              ): # float32 [..., n]
     "x ÷ sqrt(mean(x²) + eps) · w over the last axis."
-    out = np.empty_like(x)
-    n = x.shape[-1]
-    _rms_norm(x.reshape(-1, n), w, F(eps), out.reshape(-1, n))
+    out, n = np.empty(x.shape, F), x.shape[-1]
+    _rms_norm(np.ascontiguousarray(x).reshape(-1, n), w, F(eps), out.reshape(-1, n))
     return out
 
 # %% ../nbs/09_cpu.ipynb #800c0708
@@ -522,7 +521,7 @@ def _attention(lo, hi, q, k, v, positions, window, scale, sinks, out):
         _attend(q[r:r + ROWS, h*G:h*G + G], k[:, h], v[:, h], positions[r:r + ROWS], window, scale,
                 sinks[h*G:h*G + G], out[r:r + ROWS, h*G:h*G + G])
 
-# %% ../nbs/09_cpu.ipynb #aa1b4645
+# %% ../nbs/09_cpu.ipynb #f071aa1e
 def attention(q, # float32 [W, n_head, D]
               k, v, # float16 [n_ctx, n_kv_head, D]
               positions, # int [W], ascending
@@ -531,6 +530,7 @@ def attention(q, # float32 [W, n_head, D]
               sinks = None, # float32 [n_head]: a score without a value per head (gpt-oss)
               ): # float32 [W, n_head, D]
     "Causal attention over tiles of 64 absolute positions."
+    q = np.ascontiguousarray(q)
     out, tasks = np.empty_like(q), -(-len(q)//ROWS)*k.shape[1]
     share(_attention, tasks, 2*q.size*int(positions[-1]), q, k.view(np.uint16), v.view(np.uint16),
           np.asarray(positions, np.int64), window, F(scale), np.empty(0, F) if sinks is None else sinks, out)
