@@ -159,7 +159,7 @@ class RecurrentState:
     @property
     def nbytes(self) -> int: return self.memory.nbytes + sum(w.nbytes for w in self.windows)
 
-# %% ../nbs/08_state.ipynb #93ad2110
+# %% ../nbs/08_state.ipynb #945f2b27
 class Cache(KVCache):
     "All that a model remembers of a text: keys and values, token ids, recurrent memories and windows."
 
@@ -178,6 +178,7 @@ class Cache(KVCache):
         self.memory, self.fresh = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
         self.windows = [np.zeros(w, np.float32) for w in windows]
         self.ids, self.replay, self.keep, self.checkpoints = np.zeros(n_ctx, np.int32), replay, keep, []
+        self.derived = {}                                     # what layers made of committed rows, to use it again
         self.drop()
 
     @property
@@ -252,13 +253,14 @@ def checkpoint(self: Cache):
 
 Cache.checkpoint = checkpoint
 
-# %% ../nbs/08_state.ipynb #3634f43c
+# %% ../nbs/08_state.ipynb #3a6748c7
 def rollback(self: Cache, n: int) -> int: # the position that was reached: `n`, or less with recurrent layers
     "Back to the first `n` positions, or to the last checkpoint before them; drops open rows. ValueError as KVCache's."
     moves, state = self.recurrent and 0 <= n < self.n, None
     if moves:
         state = next((c for c in reversed(self.checkpoints) if c.n <= n), None)
         n = state.n if state else 0
+    if n < self.n: self.derived.clear()
     KVCache.rollback(self, n)
     self.drop()
     if moves: set_recurrent(self, state)
@@ -288,7 +290,7 @@ def snapshot(self: Cache) -> Snapshot: # owns its memory
 
 Cache.snapshot = snapshot
 
-# %% ../nbs/08_state.ipynb #588c51ea
+# %% ../nbs/08_state.ipynb #64f99d6c
 def restore(
     self: Cache, # what it held is lost, its checkpoints too
     snap: Snapshot, # of this cache, or of another of the same model
@@ -300,6 +302,7 @@ def restore(
     self.ids[:snap.n] = snap.ids
     set_recurrent(self, snap.state)
     self.checkpoints = []
+    self.derived.clear()
     self.drop()
 
 Cache.restore = restore
