@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['SHAPES', 'MIXES', 'SYNTH_TYPES', 'FRESH_WEIGHTS', 'POOL_WEIGHTS', 'MAX_POOL_ROWS', 'CHUNK_BYTES', 'MERGES', 'CHATML',
-           'GEMMA_CHAT', 'FILE_TYPES', 'MTP_ARCHS', 'Shape', 'dense_config', 'experts', 'delta_net', 'flash_next',
-           'gpt_oss', 'layer_shapes', 'all_shapes', 'fit_type', 'more_bits', 'pick_type', 'moments', 'vector_values',
-           'coprime', 'Pools', 'tensor_data', 'made_up_words', 'byte_vocabulary', 'piece_vocabulary', 'linear_keys',
+           'GEMMA_CHAT', 'FILE_TYPES', 'YARN', 'Shape', 'primes_from', 'ngram_fields', 'splitmix64', 'multiplier',
+           'config_of', 'all_shapes', 'fit_type', 'more_bits', 'pick_type', 'moments', 'vector_values', 'coprime',
+           'Pools', 'tensor_data', 'made_up_words', 'byte_vocabulary', 'piece_vocabulary', 'linear_keys',
            'flash_next_keys', 'metadata', 'check_space', 'choose_shape', 'synth']
 
-# %% ../nbs/06b_synth.ipynb #c36d0ed4
+# %% ../nbs/06b_synth.ipynb #33cfe28f
 import difflib
 import math
 import os
@@ -17,17 +17,18 @@ import shutil
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 import alphabook.codebooks  # adds its formats to FORMATS
+from .architecture import FAMILIES, HYBRIDS, MTP_FAMILIES, ModelConfig, tensor_names
 from .blocks import FLOAT_TYPES, FORMATS, random_blocks
 from .bpe import BYTE_CHARS
-from .config import ModelConfig, layer_tensors
 from .modelfile import TYPE, write_gguf
 
-# %% ../nbs/06b_synth.ipynb #550f77a5
+# %% ../nbs/06b_synth.ipynb #384fcb81
 @dataclass(frozen=True)
 class Shape:
     "Sizes of a model; `arch` decides which tensors they become."
@@ -52,10 +53,15 @@ class Shape:
     gdn_k: int = 0  # key heads of gated delta-net layers
     gdn_v: int = 0  # and value heads
     gdn_dim: int = 0  # width of both
+    interval: int = 4  # in a hybrid, one layer in so many attends
     rope_dim: int = 0  # rotated part of a head; 0: all
-    ple_rows: int = 0  # rows of the n-gram embedding table (qwen4exp)
+    stream_rank: int = 0  # the rest is of qwen4exp
+    index_dim: int = 0
+    index_budget: int = 0
+    ple_base: int = 0  # rows per head of the n-gram table, at least
+    ple_heads: int = 16  # rows per token, half of them for pairs and half for triples of tokens
 
-# %% ../nbs/06b_synth.ipynb #9d3ff534
+# %% ../nbs/06b_synth.ipynb #75fdc1f4
 _GDN = dict(gdn_dim=128, rope_dim=64, n_ctx=262144, rope_theta=1e7)
 SHAPES = {
     'qwen3-0.6b': Shape('qwen3', 28, 1024, 16, 8, 128, 3072, 151936, 1e6, 40960, tied=True),
@@ -68,7 +74,8 @@ SHAPES = {
     'qwen3-next-80b-a3b': Shape('qwen3next', 48, 2048, 16, 2, 256, 5120, 151936, n_expert=512, n_used=10,
                                 n_ff_expert=512, n_ff_shared=512, gdn_k=16, gdn_v=32, **_GDN),
     'qwen3.8-flash-next': Shape('qwen4exp', 48, 2560, 24, 2, 256, 0, 248320, pre='qwen35', n_expert=512, n_used=10,
-                                n_ff_expert=640, n_ff_shared=640, gdn_k=16, gdn_v=48, ple_rows=320_000_000, **_GDN),
+                                n_ff_expert=640, n_ff_shared=640, gdn_k=16, gdn_v=48, stream_rank=320, index_dim=128,
+                                index_budget=2048, ple_base=20_000_000, **_GDN),
     'llama-3-8b': Shape('llama', 32, 4096, 32, 8, 128, 14336, 128256, 5e5, 8192, 1e-5, pre='llama-bpe'),
     'gemma3-270m': Shape('gemma3', 18, 640, 4, 1, 256, 2048, 262144, 1e6, 32768, tied=True, window=512),
     'olmoe-1b-7b': Shape('olmoe', 16, 2048, 16, 16, 128, 1024, 50304, 1e4, 4096, 1e-5, pre='olmo',
@@ -76,7 +83,7 @@ SHAPES = {
     'gpt-oss-20b': Shape('gpt-oss', 24, 2880, 64, 8, 64, 2880, 201088, 150000.0, 131072, 1e-5, pre='gpt-4o',
                          window=128, n_expert=32, n_used=4, n_ff_expert=2880)}
 
-# %% ../nbs/06b_synth.ipynb #dd5183fa
+# %% ../nbs/06b_synth.ipynb #ee972786
 _TINY_GDN = dict(gdn_k=2, gdn_v=4, gdn_dim=32, rope_dim=16, n_ctx=512, rope_theta=1e7)
 _TINY_MOE = dict(n_expert=8, n_used=2, n_ff_expert=64)
 SHAPES |= {
@@ -89,114 +96,79 @@ SHAPES |= {
     'tiny-qwen35moe': Shape('qwen35moe', 4, 128, 4, 2, 64, 0, 300, pre='qwen35', n_ff_shared=96,
                             **_TINY_MOE, **_TINY_GDN),
     'tiny-qwen3next': Shape('qwen3next', 4, 128, 4, 2, 64, 96, 300, n_ff_shared=96, **_TINY_MOE, **_TINY_GDN),
-    'tiny-qwen4exp': Shape('qwen4exp', 4, 256, 4, 2, 64, 0, 300, pre='qwen35', n_ff_shared=96, ple_rows=1600,
-                           **_TINY_MOE, **_TINY_GDN),
+    'tiny-qwen4exp': Shape('qwen4exp', 3, 128, 4, 2, 64, 0, 300, pre='qwen35', n_ff_shared=96, interval=3,
+                           stream_rank=40, index_dim=32, index_budget=32, ple_base=90, **_TINY_MOE, **_TINY_GDN),
     'tiny-olmoe': Shape('olmoe', 2, 128, 4, 4, 32, 64, 300, 1e4, 512, 1e-5, pre='olmo', **_TINY_MOE),
     'tiny-gpt-oss': Shape('gpt-oss', 4, 128, 4, 2, 64, 96, 300, 150000.0, 512, 1e-5, pre='gpt-4o', window=16,
                           **{**_TINY_MOE, 'n_ff_expert': 96})}
 
-# %% ../nbs/06b_synth.ipynb #69ea8d6d
-_LINEAR = ('qwen3next', 'qwen35', 'qwen35moe', 'qwen4exp')  # three of four layers are gated delta-nets
-_NO_QK_NORM = ('llama', 'qwen2', 'gpt-oss')
+# %% ../nbs/06b_synth.ipynb #05b8a39b
+_SMALL_GDN = dict(gdn_k=2, gdn_v=4, gdn_dim=128, rope_dim=64, n_ctx=4096, rope_theta=1e7)
+_SMALL_MOE = dict(n_expert=8, n_used=2, n_ff_expert=256)
+_SMALL_HYBRID = dict(pre='qwen35', n_ff_shared=256, **_SMALL_MOE, **_SMALL_GDN)
+SHAPES |= {
+    'small-qwen3moe': Shape('qwen3moe', 2, 256, 4, 2, 128, 512, 512, 1e6, 4096, **_SMALL_MOE),
+    'small-olmoe': Shape('olmoe', 2, 256, 2, 2, 128, 256, 512, 1e4, 4096, 1e-5, pre='olmo', **_SMALL_MOE),
+    'small-gpt-oss': Shape('gpt-oss', 3, 256, 8, 2, 64, 256, 512, 150000.0, 4096, 1e-5, pre='gpt-4o', window=32,
+                           **_SMALL_MOE),
+    'small-qwen35': Shape('qwen35', 4, 256, 4, 2, 256, 256, 512, pre='qwen35', **_SMALL_GDN),
+    'small-qwen35moe': Shape('qwen35moe', 2, 256, 2, 1, 256, 0, 512, interval=2, **_SMALL_HYBRID),
+    'small-qwen3next': Shape('qwen3next', 2, 256, 2, 1, 256, 512, 512, interval=2, **{**_SMALL_HYBRID, 'pre': 'qwen2'}),
+    'small-qwen4exp': Shape('qwen4exp', 3, 256, 2, 1, 256, 0, 512, interval=3, stream_rank=64, index_dim=128,
+                            index_budget=32, ple_base=200, ple_heads=4, **_SMALL_HYBRID)}
 
-# %% ../nbs/06b_synth.ipynb #995f8368
-def dense_config(s: Shape) -> ModelConfig:
-    "The dense transformer that a shape starts from."
+# %% ../nbs/06b_synth.ipynb #52fd8151
+@cache
+def primes_from(start: int, n: int) -> tuple[int, ...]:
+    "The first n primes that are not below start, which is at least 2."
+    found = []
+    while len(found) < n:
+        if all(start % d for d in range(2, math.isqrt(start) + 1)):
+            found.append(start)
+        start += 1
+    return tuple(found)
+
+# %% ../nbs/06b_synth.ipynb #719586ee
+def ngram_fields(s: Shape) -> dict:
+    "The ple_* fields of a configuration: layer 1 looks phrases up, in rows of which a token's fill n_embd."
+    if s.arch != 'qwen4exp' or s.n_layer < 2 or s.interval == 2:
+        return {}
+    sizes = primes_from(s.ple_base, s.ple_heads)
+    offsets = tuple(sum(sizes[:i]) for i in range(s.ple_heads))
+    return dict(ple_layer=1, ple_ngram=3, ple_dim=s.n_embd // s.ple_heads, ple_conv=4, ple_eos=256,
+                ple_rows=-(-sum(sizes) // 128) * 128, ple_sizes=sizes, ple_offsets=offsets,
+                ple_multipliers=tuple(multiplier(i, s.n_vocab) for i in range(3)))
+
+# %% ../nbs/06b_synth.ipynb #18a11471
+def splitmix64(x: int) -> int:
+    "The generator's finished number for state x (Steele, Lea and Flood, 2014)."
+    x = (x + 0x9E3779B97F4A7C15) % 2**64
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+    return x ^ x >> 31
+
+# %% ../nbs/06b_synth.ipynb #7c3da9b5
+def multiplier(i: int, n_vocab: int, seed: int = 1234) -> int:
+    "The multiplier of an n-gram's position i."
+    return 2 * (splitmix64(seed + (i + 1) * 0x9E3779B97F4A7C15) % ((2**63 - 1) // n_vocab // 2)) + 1
+
+# %% ../nbs/06b_synth.ipynb #5f9a3da3
+def config_of(s: Shape, mtp: int = 0) -> ModelConfig:
+    "A shape as chapter 06 describes models; what only the arithmetic needs is left at some value."
+    known = {f.name for f in fields(ModelConfig)}
+    same = {f.name: getattr(s, f.name) for f in fields(Shape) if f.name in known}
+    hybrid = s.arch in HYBRIDS
+    mixers = tuple('gdn' if hybrid and (i + 1) % s.interval else 'attention' for i in range(s.n_layer))
+    streams = dict(streams=4, index_heads=4, index_block=4) if s.arch == 'qwen4exp' else {}
     return ModelConfig(
-        s.arch, s.arch, n_layer=s.n_layer, n_embd=s.n_embd, n_ff=s.n_ff, n_head=s.n_head, n_kv_head=s.n_kv_head,
-        head_dim=s.head_dim, n_vocab=s.n_vocab, n_ctx=s.n_ctx, eps=s.eps, rope_theta=s.rope_theta,
-        rope_dim=s.rope_dim or s.head_dim, rope_style='neox', attn_scale=s.head_dim ** -0.5, act='silu', tied=s.tied,
-        qk_norm=s.arch not in _NO_QK_NORM, qkv_bias=s.arch in ('qwen2', 'gpt-oss'), post_norms=s.arch == 'gemma3')
+        name=s.arch, attn_scale=s.head_dim ** -0.5, qkv_bias=s.arch in ('qwen2', 'gpt-oss'), n_mtp=mtp, mixers=mixers,
+        mtp_own=('shared_head_norm',) * mtp, **same | dict(rope_dim=s.rope_dim or s.head_dim) | ngram_fields(s),
+        **FAMILIES[s.arch], **streams)
 
-# %% ../nbs/06b_synth.ipynb #6ffb1a7d
-def experts(s: Shape) -> dict:
-    "Tensors of a layer's experts, and of the shared one."
-    n, ff = s.n_expert, s.n_ff_expert
-    shapes = {'ffn_gate_inp.weight': (n, s.n_embd), 'ffn_gate_exps.weight': (n, ff, s.n_embd),
-              'ffn_up_exps.weight': (n, ff, s.n_embd), 'ffn_down_exps.weight': (n, s.n_embd, ff)}
-    if s.n_ff_shared:
-        shapes |= {'ffn_gate_inp_shexp.weight': (s.n_embd,), 'ffn_gate_shexp.weight': (s.n_ff_shared, s.n_embd),
-                   'ffn_up_shexp.weight': (s.n_ff_shared, s.n_embd), 'ffn_down_shexp.weight': (s.n_embd, s.n_ff_shared)}
-    return shapes
-
-# %% ../nbs/06b_synth.ipynb #dba0f635
-def delta_net(s: Shape) -> dict:
-    "Tensors of a GDN layer's token mixer."
-    k, v = s.gdn_k * s.gdn_dim, s.gdn_v * s.gdn_dim
-    shapes = {'attn_qkv.weight': (2 * k + v, s.n_embd), 'attn_gate.weight': (v, s.n_embd),
-              'ssm_conv1d.weight': (2 * k + v, 4), 'ssm_dt.bias': (s.gdn_v,), 'ssm_a': (s.gdn_v,),
-              'ssm_norm.weight': (s.gdn_dim,), 'ssm_out.weight': (s.n_embd, v)}
-    if s.arch == 'qwen3next':
-        return shapes | {'ssm_ba.weight': (2 * s.gdn_v, s.n_embd)}
-    return shapes | {'ssm_beta.weight': (s.gdn_v, s.n_embd), 'ssm_alpha.weight': (s.gdn_v, s.n_embd)}
-
-# %% ../nbs/06b_synth.ipynb #0767a307
-def flash_next(s: Shape, i: int) -> dict:
-    "What qwen4exp adds to layer i: four-stream mixers of rank 320, an attention index, n-grams in layer 1."
-    streams, rank = 4 * s.n_embd, min(320, s.n_embd)
-    shapes = {}
-    for part in ('attn', 'ffn'):
-        shapes |= {f'hc_{part}_norm.weight': (4, s.n_embd), f'hc_{part}_down.weight': (rank, streams),
-                   f'hc_{part}_up.weight': (streams, rank), f'hc_{part}_inject.weight': (4, streams)}
-    if i % 4 == 3:
-        shapes |= {'indexer.q_proj.weight': (4 * 128, s.n_embd), 'indexer.k_proj.weight': (128, s.n_embd),
-                   'indexer.q_norm.weight': (128,), 'indexer.k_norm.weight': (128,)}
-    if i == 1:
-        shapes |= {'ple_key.weight': (streams, s.n_embd), 'ple_value.weight': (s.n_embd, s.n_embd),
-                   'ple_conv1d.weight': (streams, 4)}
-        shapes |= {f'ple_norm_{name}.weight': (4, s.n_embd) for name in ('key', 'query', 'conv')}
-    return shapes
-
-# %% ../nbs/06b_synth.ipynb #ca89ba72
-def gpt_oss(s: Shape) -> dict:
-    "What gpt-oss adds to a layer: biases everywhere, and a sink per head."
-    n, ff = s.n_expert, s.n_ff_expert
-    return {'attn_output.bias': (s.n_embd,), 'attn_sinks.weight': (s.n_head,), 'ffn_gate_inp.bias': (n,),
-            'ffn_gate_exps.bias': (n, ff), 'ffn_up_exps.bias': (n, ff), 'ffn_down_exps.bias': (n, s.n_embd)}
-
-# %% ../nbs/06b_synth.ipynb #eb7ee583
-def layer_shapes(s: Shape, i: int) -> dict:
-    "Tensors of layer i: name without `blk.i.` → shape. A layer behind the last (MTP) attends, like every fourth."
-    shapes = layer_tensors(dense_config(s))
-    if s.n_expert:
-        for part in ('gate', 'up', 'down'):
-            del shapes[f'ffn_{part}.weight']
-        shapes |= experts(s)
-    if s.arch == 'olmoe':  # one norm over all heads
-        shapes |= {'attn_q_norm.weight': (s.n_embd,), 'attn_k_norm.weight': (s.n_kv_head * s.head_dim,)}
-    if s.arch in _LINEAR or s.arch == 'gpt-oss':
-        shapes['post_attention_norm.weight'] = shapes.pop('ffn_norm.weight')
-    if s.arch in _LINEAR and (i % 4 == 3 or i >= s.n_layer):
-        shapes['attn_q.weight'] = (2 * s.n_head * s.head_dim, s.n_embd)  # per head: query, gate
-    elif s.arch in _LINEAR:
-        for part in ('q', 'k', 'v', 'output', 'q_norm', 'k_norm'):
-            del shapes[f'attn_{part}.weight']
-        shapes |= delta_net(s)
-    if s.arch == 'gpt-oss':
-        shapes |= gpt_oss(s)
-    if s.arch == 'qwen4exp':
-        del shapes['attn_norm.weight'], shapes['post_attention_norm.weight']
-        shapes |= flash_next(s, i)
-    return shapes
-
-# %% ../nbs/06b_synth.ipynb #10b3258e
+# %% ../nbs/06b_synth.ipynb #c8f718fa
 def all_shapes(s: Shape, mtp: int = 0) -> dict:
     "Every tensor of the model, `mtp` extra blocks included: name → shape, rows first."
-    shapes = {'token_embd.weight': (s.n_vocab, s.n_embd)}
-    for i in range(s.n_layer + mtp):
-        shapes |= {f'blk.{i}.{name}': shape for name, shape in layer_shapes(s, i).items()}
-        if i >= s.n_layer:
-            shapes |= {f'blk.{i}.nextn.eh_proj.weight': (s.n_embd, 2 * s.n_embd)}
-            shapes |= {f'blk.{i}.nextn.{name}.weight': (s.n_embd,) for name in ('enorm', 'hnorm', 'shared_head_norm')}
-    if s.arch == 'qwen4exp':
-        rank, streams = min(320, s.n_embd), 4 * s.n_embd
-        shapes |= {'output_hc_norm.weight': (4, s.n_embd), 'output_hc_down.weight': (rank, streams),
-                   'output_hc_up.weight': (streams, rank), 'per_layer_token_embd.weight': (s.ple_rows, s.n_embd // 16)}
-    else:
-        shapes['output_norm.weight'] = (s.n_embd,)
-    if not s.tied:
-        shapes['output.weight'] = (s.n_vocab, s.n_embd)
-    return shapes
+    return tensor_names(config_of(s, mtp))
 
 # %% ../nbs/06b_synth.ipynb #3c4c9b48
 MIXES = {'Q4_K_M': ('Q4_K', 'Q6_K'), 'Q5_K_M': ('Q5_K', 'Q6_K'), 'Q4_K_S': ('Q4_K', 'Q5_K'), 'Q5_K_S': ('Q5_K', 'Q5_K')}
@@ -213,18 +185,19 @@ def fit_type(
         type = small.get(type, 'IQ4_NL' if type.startswith('IQ') else 'Q4_0')
     return 'F16' if n % TYPE[type].block else type
 
-# %% ../nbs/06b_synth.ipynb #b7ff2e5c
+# %% ../nbs/06b_synth.ipynb #cbe84bcd
 def more_bits(name: str, i: int, n_layer: int, mix: str) -> bool:
-    "Does a mixture raise this tensor of layer i?"
+    "Does a mixture raise this tensor of layer i? A delta-net's fused projection counts as its values."
+    values = 'attn_v.' in name or 'attn_qkv.' in name
     if mix.endswith('_M'):
         chosen = i < n_layer // 8 or i >= 7 * n_layer // 8 or (i - n_layer // 8) % 3 == 2
-        return chosen and ('attn_v.' in name or 'ffn_down' in name)
-    return 'attn_v.' in name and i < 4 or 'ffn_down' in name and i < n_layer // 8
+        return chosen and (values or 'ffn_down' in name)
+    return values and i < 4 or 'ffn_down' in name and i < n_layer // 8
 
-# %% ../nbs/06b_synth.ipynb #2ac0fece
-_PLAIN = ('ffn_gate_inp', 'conv1d', 'norm', '.bias', 'ssm_a', 'sinks')  # these stay F32 whatever their shape
+# %% ../nbs/06b_synth.ipynb #64cac14f
+_PLAIN = ('ffn_gate_inp', 'ssm_conv1d', 'norm', '.bias')  # these stay F32 whatever their shape
 
-# %% ../nbs/06b_synth.ipynb #97445a24
+# %% ../nbs/06b_synth.ipynb #d2ee8004
 def pick_type(
     name: str,
     shape: tuple,
@@ -234,11 +207,13 @@ def pick_type(
     "The type of one tensor."
     base, raised = MIXES.get(type, (type, type))
     layer = int(name.split('.')[1]) if name.startswith('blk.') else -1
-    if len(shape) == 1 or any(part in name for part in _PLAIN) and 'ssm_alpha' not in name:
+    if len(shape) == 1 or any(part in name for part in _PLAIN):
         return 'F32'
     if name == ('token_embd.weight' if s.tied else 'output.weight'):
         base = base if base in (*FLOAT_TYPES, 'Q8_0') else 'Q8_0' if base == 'MXFP4' or s.n_embd % 256 else 'Q6_K'
-    elif name.startswith('per_layer') and base not in FLOAT_TYPES:
+    elif base not in FLOAT_TYPES and 'indexer' in name:
+        base = 'F16'
+    elif base not in FLOAT_TYPES and name.startswith('per_layer'):
         base = 'Q4_0'
     elif base == 'MXFP4' and s.n_expert and 'exps' not in name:
         base = 'Q8_0'
@@ -246,7 +221,7 @@ def pick_type(
         base = raised
     return fit_type(base, shape[-1])
 
-# %% ../nbs/06b_synth.ipynb #b0ae8749
+# %% ../nbs/06b_synth.ipynb #cd8cf668
 def moments(name: str, shape: tuple, s: Shape) -> tuple[float, float]:
     "Mean and standard deviation of a tensor's random values."
     residual = (2 * s.n_layer) ** -0.5
@@ -262,7 +237,8 @@ def moments(name: str, shape: tuple, s: Shape) -> tuple[float, float]:
         return 0.0, 0.5
     if name == 'token_embd.weight':
         return 0.0, 0.5 * s.n_embd ** -0.5 if s.tied else 0.5
-    gain = 3.0 if name == 'output.weight' else residual if 'attn_output' in name or 'ssm_out' in name else 1.0
+    head = 7.0 if s.arch == 'qwen4exp' else 3.0  # the blend of four streams is smaller than each
+    gain = head if name == 'output.weight' else residual if 'attn_output' in name or 'ssm_out' in name else 1.0
     if 'ffn_down' in name:
         gain = residual * (3.0 if 'exps' in name else 2.0)  # gates halve what comes through, expert weights more
     return 0.0, gain * shape[-1] ** -0.5
@@ -388,30 +364,40 @@ FILE_TYPES = dict(F32=0, F16=1, Q4_0=2, Q4_1=3, Q8_0=7, Q5_0=8, Q5_1=9, Q2_K=10,
                   Q5_K_S=16, Q5_K_M=17, Q5_K=17, Q6_K=18, IQ2_XXS=19, IQ2_XS=20, IQ3_XXS=23, IQ1_S=24, IQ4_NL=25,
                   IQ3_S=26, IQ2_S=28, IQ4_XS=30, IQ1_M=31, BF16=32, TQ1_0=36, TQ2_0=37, MXFP4=38)  # general.file_type
 
-# %% ../nbs/06b_synth.ipynb #2f89b96b
-def linear_keys(s: Shape) -> dict:
+# %% ../nbs/06b_synth.ipynb #9ae1c72b
+def linear_keys(cfg: ModelConfig, interval: int) -> dict:
     "Keys of models with GDN layers."
-    keys = {'full_attention_interval': 4, 'ssm.conv_kernel': 4, 'ssm.state_size': s.gdn_dim, 'ssm.group_count': s.gdn_k,
-            'ssm.time_step_rank': s.gdn_v, 'ssm.inner_size': s.gdn_v * s.gdn_dim}
-    if s.arch != 'qwen3next':  # pairs for text, height, width: 11 : 11 : 10 of 32
-        third = round(s.rope_dim * 11 / 64)
-        keys['rope.dimension_sections'] = [third, third, s.rope_dim // 2 - 2 * third, 0]
+    recurrent = [cfg.mixer(i) == 'gdn' for i in range(cfg.n_layer + cfg.n_mtp)]
+    keys = {'full_attention_interval': interval, 'attention.recurrent_layers': np.array(recurrent),
+            'ssm.conv_kernel': cfg.conv_width, 'ssm.state_size': cfg.gdn_dim, 'ssm.group_count': cfg.gdn_k,
+            'ssm.time_step_rank': cfg.gdn_v, 'ssm.inner_size': cfg.gdn_v * cfg.gdn_dim}
+    if cfg.arch != 'qwen3next':  # pairs for time, height, width: 11 : 11 : 10 of 32
+        third = round(cfg.rope_dim * 11 / 64)
+        keys['rope.dimension_sections'] = np.array([third, third, cfg.rope_dim // 2 - 2 * third, 0], np.int32)
     return keys
 
-# %% ../nbs/06b_synth.ipynb #bd418d2d
-def flash_next_keys(s: Shape) -> dict:
-    "Keys of qwen4exp. Guesses: the hash's multipliers, equal table heads, the convolution's width."
-    rows = s.ple_rows // 16
-    return {'hyper_connection.count': 4, 'hyper_connection.low_rank': min(320, s.n_embd),
-            'attention.indexer.head_count': 4, 'attention.indexer.key_length': 128, 'attention.indexer.top_k': 2048,
-            'attention.compress_ratios': [4 if i % 4 == 3 else 0 for i in range(s.n_layer)],
-            'embedding_length_per_layer_input': s.n_embd // 16, 'ple.layers': [1], 'ple.ngram_size': 3,
-            'ple.heads_per_ngram': 8, 'ple.conv_kernel': 4, 'ple.eos_token_id': 256,
-            'ple.layer_multipliers': np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64),
-            'ple.head_offsets': np.arange(16, dtype=np.uint64) * np.uint64(rows),
-            'ple.head_vocab_sizes': np.full(16, rows, np.uint64)}
+# %% ../nbs/06b_synth.ipynb #75f088bb
+def flash_next_keys(cfg: ModelConfig) -> dict:
+    "Keys of qwen4exp, as llama.cpp's converter writes them."
+    blocks = [cfg.index_block if cfg.mixer(i) == 'attention' else 0 for i in range(cfg.n_layer)]
+    keys = {'hyper_connection.count': cfg.streams, 'hyper_connection.low_rank': cfg.stream_rank,
+            'attention.indexer.head_count': cfg.index_heads, 'attention.indexer.key_length': cfg.index_dim,
+            'attention.indexer.top_k': cfg.index_budget, 'attention.compress_ratios': np.array(blocks, np.int32)}
+    if cfg.ple_layer < 0:
+        return keys
+    u64 = lambda values: np.array(values, np.uint64)
+    return keys | {
+        'ple.layers': np.array([cfg.ple_layer], np.int32), 'ple.ngram_size': cfg.ple_ngram,
+        'ple.heads_per_ngram': cfg.ple_heads // (cfg.ple_ngram - 1), 'ple.conv_kernel': cfg.ple_conv,
+        'ple.eos_token_id': cfg.ple_eos, 'embedding_length_per_layer_input': cfg.ple_dim,
+        'ple.layer_multipliers': u64(cfg.ple_multipliers), 'ple.head_offsets': u64(cfg.ple_offsets),
+        'ple.head_vocab_sizes': u64(cfg.ple_sizes)}
 
-# %% ../nbs/06b_synth.ipynb #c918d0d1
+# %% ../nbs/06b_synth.ipynb #11ec8334
+YARN = {'rope.scaling.type': 'yarn', 'rope.scaling.factor': 32.0, 'rope.scaling.original_context_length': 4096,
+        'rope.scaling.yarn_beta_fast': 32.0, 'rope.scaling.yarn_beta_slow': 1.0}  # of gpt-oss
+
+# %% ../nbs/06b_synth.ipynb #472224cb
 def metadata(s: Shape, name: str, type: str, mtp: int = 0) -> dict:
     "All metadata of a synthetic file, tokenizer included."
     keys = {'context_length': s.n_ctx, 'embedding_length': s.n_embd, 'block_count': s.n_layer + mtp,
@@ -423,12 +409,9 @@ def metadata(s: Shape, name: str, type: str, mtp: int = 0) -> dict:
                 'expert_count': s.n_expert, 'expert_used_count': s.n_used, 'expert_feed_forward_length': s.n_ff_expert,
                 'expert_shared_feed_forward_length': s.n_ff_shared}
     keys |= {key: value for key, value in optional.items() if value}
-    if s.arch in _LINEAR:
-        keys |= linear_keys(s)
-    if s.arch == 'qwen4exp':
-        keys |= flash_next_keys(s)
-    if s.arch == 'gpt-oss':
-        keys |= {'rope.scaling.type': 'yarn', 'rope.scaling.factor': 32.0, 'rope.scaling.original_context_length': 4096}
+    cfg = config_of(s, mtp)
+    keys |= linear_keys(cfg, s.interval) if s.arch in HYBRIDS else YARN if s.arch == 'gpt-oss' else {}
+    keys |= flash_next_keys(cfg) if s.arch == 'qwen4exp' else {}
     general = {'general.architecture': s.arch, 'general.type': 'model', 'general.name': name,
                'general.file_type': FILE_TYPES[type], 'general.quantization_version': 2}
     vocabulary = piece_vocabulary(s.n_vocab) if s.arch == 'gemma3' else byte_vocabulary(s.n_vocab, s.pre)
@@ -447,10 +430,7 @@ def check_space(
                          'another disk, a smaller type or fewer layers would be right')
     return need
 
-# %% ../nbs/06b_synth.ipynb #04917359
-MTP_ARCHS = ('qwen3next', 'qwen35', 'qwen35moe')
-
-# %% ../nbs/06b_synth.ipynb #fcf4090b
+# %% ../nbs/06b_synth.ipynb #348039e2
 def choose_shape(like: str, n_layers: int | None, mtp: int, changes: dict) -> Shape:
     "The named shape with changes. ValueError: unknown name or field, a bad count, MTP where there is none."
     if like not in SHAPES:
@@ -468,9 +448,9 @@ def choose_shape(like: str, n_layers: int | None, mtp: int, changes: dict) -> Sh
     if n_layers is not None:
         if type(n_layers) is not int or not 1 <= n_layers <= 512:
             raise ValueError(f'layers: is {n_layers!r}; 1 to 512 would be right')
-        s = replace(s, n_layer=n_layers, ple_rows=min(s.ple_rows, 320_000))
-    if mtp not in (0, 1) or mtp and s.arch not in MTP_ARCHS:
-        raise ValueError(f'mtp: is {mtp!r}; 0 would be right for {s.arch} (0 or 1 for {", ".join(MTP_ARCHS)})')
+        s = replace(s, n_layer=n_layers, ple_base=min(s.ple_base, 20_000))
+    if mtp not in (0, 1) or mtp and s.arch not in MTP_FAMILIES:
+        raise ValueError(f'mtp: is {mtp!r}; 0 would be right for {s.arch} (0 or 1 for {", ".join(MTP_FAMILIES)})')
     return replace(s, **changes)
 
 # %% ../nbs/06b_synth.ipynb #67596280
