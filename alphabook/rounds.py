@@ -5,27 +5,30 @@
 # %% auto #0
 __all__ = ['trunk', 'finish', 'head', 'run_round', 'prefill']
 
-# %% ../nbs/11c_rounds.ipynb #64e1ad96
+# %% ../nbs/11c_rounds.ipynb #af8592eb
 from .elementary import f32
 from .layers import Model, block, open_round
 from .state import Cache
+from .stream_layers import close_streams, open_streams, stream_block
 
-# %% ../nbs/11c_rounds.ipynb #bf7c26b3
+# %% ../nbs/11c_rounds.ipynb #1ac25799
 def trunk(model: Model, cache: Cache, # what came before, `cache.n` positions
           ids, # int [W]: tokens of consecutive positions from cache.n on
           route = None, # function (layer number, router logits) → (ids, weights), in the router's place
-          ): # float32 [W, n_embd]
-    "The residual stream of W rows after the last layer; what they leave in the cache is not committed."
+          ): # float32 [W, n_embd], or [W, streams, n_embd]
+    "The residual stream (or streams) of W rows after the last layer; what they leave in the cache is not committed."
     cfg, r = model.cfg, open_round(model, cache, ids, route)
     x = model.ops.embed(model.whole.token_embd, ids)                              # (W, n_embd)
     if cfg.embed_scale != 1: x = x*f32(cfg.embed_scale)
-    for layer in model.layers: x = block(model, layer, x, r)
+    if cfg.streams: x = open_streams(model, x)
+    for layer in model.layers: x = (stream_block if cfg.streams else block)(model, layer, x, r)
     return x
 
-# %% ../nbs/11c_rounds.ipynb #06d4a4c0
-def finish(model: Model, x, # float32 [W, n_embd], from `trunk`
+# %% ../nbs/11c_rounds.ipynb #430e22b8
+def finish(model: Model, x, # float32 [W, n_embd] or [W, streams, n_embd], from `trunk`
            ): # float32 [W, n_embd]
     "The final hidden rows: what the head reads, and most drafters."
+    if model.cfg.streams: return close_streams(model, x)
     return model.ops.rms_norm(x, model.whole.output_norm, model.cfg.eps)
 
 # %% ../nbs/11c_rounds.ipynb #dfa627f0
