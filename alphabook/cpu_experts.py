@@ -70,10 +70,10 @@ def _unpacked_product(w: Matrix, # [E·R, K]
     elif w.kind == "256": share(_experts_256, *args, w.q, w.mn, w.d, w.m, w.has_min, *quantize(x), out)
     else: share(_experts_32, *args, w.q, w.d, w.m, w.has_min, *quantize(x), out)
 
-# %% ../nbs/09a_cpu_experts.ipynb #b9f2bd9d
+# %% ../nbs/09a_cpu_experts.ipynb #4fa54ede
 @intrinsic
-def unpack_16(typingctx, q, o, low, i, shift, high, h, high_shift, high_mask, minus, scale):
-    """q[o + n] = ((low[i + n] >> shift & 15 | (high[h + n] >> high_shift & high_mask) << 4) − minus)·scale for n < 16;
+def unpack_16(typingctx, q, o, low, i, shift, mask, high, h, high_shift, high_mask, minus, scale):
+    """q[o + n] = ((low[i + n] >> shift & mask | (high[h + n] >> high_shift & high_mask) << 4) − minus)·scale for n < 16;
     low and high uint8, q int16 or int8, all contiguous."""
     lanes, i16 = ir.VectorType(ir.IntType(16), 16), ir.IntType(16)
     def codegen(context, builder, signature, args):
@@ -86,16 +86,16 @@ def unpack_16(typingctx, q, o, low, i, shift, high, h, high_shift, high_mask, mi
         def splat(n):
             one = builder.insert_element(blank, builder.trunc(args[n], i16), ir.IntType(32)(0))
             return builder.shuffle_vector(one, blank, ir.Constant(ir.VectorType(ir.IntType(32), 16), [0]*16))
-        v = builder.and_(builder.lshr(load(2), splat(4)), constant(15))
-        top = builder.and_(builder.lshr(load(5), splat(7)), splat(8))
+        v = builder.and_(builder.lshr(load(2), splat(4)), splat(5))
+        top = builder.and_(builder.lshr(load(6), splat(8)), splat(9))
         v = builder.or_(v, builder.shl(top, constant(4)))
-        v = builder.mul(builder.sub(v, splat(9)), splat(10))
+        v = builder.mul(builder.sub(v, splat(10)), splat(11))
         bits = signature.args[0].dtype.bitwidth
         if bits == 8: v = builder.trunc(v, ir.VectorType(ir.IntType(8), 16))
         builder.store(v, pointer(0, bits), align=1)
         return context.get_dummy_value()
     n = types.intp
-    return types.void(q, n, low, n, n, high, n, n, n, n, n), codegen
+    return types.void(q, n, low, n, n, n, high, n, n, n, n, n), codegen
 
 # %% ../nbs/09a_cpu_experts.ipynb #b5edc13b
 @njit(**_jit)
@@ -112,7 +112,7 @@ def _scale_k(b, s, j): # uint8 [n], start of the 12 bytes, group 0 … 7 → (sc
     if j < 4: return b[s + j] & 63, b[s + j + 4] & 63
     return b[s + j + 4] & 15 | b[s + j - 4] >> 6 << 4, b[s + j + 4] >> 4 | b[s + j] >> 6 << 4
 
-# %% ../nbs/09a_cpu_experts.ipynb #3be82ba7
+# %% ../nbs/09a_cpu_experts.ipynb #9a9648cb
 @njit(**_jit)
 def _unpack_q4_k(b, q, mn, d, m): # a row: uint8 [nb·144] → int16 [nb·256], int16 [nb·16], float32 [nb], [nb]
     for n in range(d.size):
@@ -122,9 +122,9 @@ def _unpack_q4_k(b, q, mn, d, m): # a row: uint8 [nb·144] → int16 [nb·256], 
             scale, minimum = _scale_k(b, s + 4, j)
             mn[n*16 + 2*j] = mn[n*16 + 2*j + 1] = minimum
             o, i = n*256 + j*32, s + 16 + j//2*32
-            for k in range(0, 32, 16): unpack_16(q, o + k, b, i + k, 4*(j & 1), b, i, 0, 0, 0, scale)
+            for k in range(0, 32, 16): unpack_16(q, o + k, b, i + k, 4*(j & 1), 15, b, i, 0, 0, 0, scale)
 
-# %% ../nbs/09a_cpu_experts.ipynb #00c5d641
+# %% ../nbs/09a_cpu_experts.ipynb #2d9f8c4d
 @njit(**_jit)
 def _unpack_q5_k(b, q, mn, d, m): # a row: uint8 [nb·176] → int16 [nb·256], int16 [nb·16], float32 [nb], [nb]
     for n in range(d.size):
@@ -134,45 +134,44 @@ def _unpack_q5_k(b, q, mn, d, m): # a row: uint8 [nb·176] → int16 [nb·256], 
             scale, minimum = _scale_k(b, s + 4, j)
             mn[n*16 + 2*j] = mn[n*16 + 2*j + 1] = minimum
             o, i = n*256 + j*32, s + 48 + j//2*32
-            for k in range(0, 32, 16): unpack_16(q, o + k, b, i + k, 4*(j & 1), b, s + 16 + k, j, 1, 0, scale)
+            for k in range(0, 32, 16): unpack_16(q, o + k, b, i + k, 4*(j & 1), 15, b, s + 16 + k, j, 1, 0, scale)
 
-# %% ../nbs/09a_cpu_experts.ipynb #dc734b49
+# %% ../nbs/09a_cpu_experts.ipynb #cf3cd62e
 @njit(**_jit)
 def _unpack_q6_k(b, q, mn, d, m): # a row: uint8 [nb·210] → int16 [nb·256], float32 [nb]; no minima
     for n in range(d.size):
         s = n*210
         d[n] = _half(b, s + 208)
         for g in range(16):
-            j = g//2 % 4                                     # the plane: 32 weights of a half of 128
-            i = s + g//8*64 + g % 4*16                       # a half's 64 bytes of nibbles hold planes 0, 1 | 2, 3
-            h = s + 128 + g//8*32 + g % 2*16
-            unpack_16(q, n*256 + g*16, b, i, j//2*4, b, h, 2*j, 3, 32, np.int8(b[s + 192 + g]))
+            part, j, k = g >> 3, g >> 1 & 3, 16*(g & 1)      # half of 128, plane of 32, half of a plane
+            i, h = s + 64*part + 32*(j & 1) + k, s + 128 + 32*part + k
+            unpack_16(q, n*256 + g*16, b, i, j >> 1 << 2, 15, b, h, 2*j, 3, 32, np.int8(b[s + 192 + g]))
 
-# %% ../nbs/09a_cpu_experts.ipynb #b62eab22
+# %% ../nbs/09a_cpu_experts.ipynb #860eb717
 @njit(**_jit)
 def _unpack_q8_0(b, q, d): # a row: uint8 [nb·34] → int8 [nb·32], float32 [nb]
     for n in range(d.size):
         d[n] = _half(b, n*34)
-        for i in range(32): q[n*32 + i] = np.int8(b[n*34 + 2 + i])
+        for k in range(0, 32, 16): unpack_16(q, n*32 + k, b, n*34 + 2 + k, 0, 255, b, 0, 0, 0, 0, 1)
 
-# %% ../nbs/09a_cpu_experts.ipynb #bfff9287
+# %% ../nbs/09a_cpu_experts.ipynb #d5dd705e
 @njit(**_jit)
 def _unpack_q4_0(b, q, d): # a row: uint8 [nb·18] → int8 [nb·32], float32 [nb]
     for n in range(d.size):
         d[n] = _half(b, n*18)
-        for k in range(2): unpack_16(q, n*32 + 16*k, b, n*18 + 2, 4*k, b, 0, 0, 0, 8, 1)
+        for k in range(2): unpack_16(q, n*32 + 16*k, b, n*18 + 2, 4*k, 15, b, 0, 0, 0, 8, 1)
 
-# %% ../nbs/09a_cpu_experts.ipynb #c7eb9603
+# %% ../nbs/09a_cpu_experts.ipynb #60792db2
 @njit(**_jit)
 def _unpack_mxfp4(b, q, d): # a row: uint8 [nb·17] → int8 [nb·32], float32 [nb]
     for n in range(d.size):
         e = np.int32(b[n*17])                                # the scale is 2^(e − 128); the two smallest are subnormal
         d[n] = bits_float(np.int32(np.int32(e - 1) << 23)) if e > 1 else bits_float(np.int32(0x200000 << e))
-        for i in range(32):
-            v = b[n*17 + 1 + i % 16] >> (i//16*4) & 15
-            size = v & 7                                     # 0 1 2 3 4 6 8 12
-            value = size if size < 5 else (6 if size == 5 else 4*size - 16)
-            q[n*32 + i] = value if v < 8 else -value
+        for k in range(2): unpack_16(q, n*32 + 16*k, b, n*17 + 1, 4*k, 15, b, 0, 0, 0, 0, 1)
+    for i in range(q.size):                                  # codes to values: sign, and 0 1 2 3 4 6 8 12
+        v = q[i] & 7
+        v = v + max(v - 4, 0) + 2*max(v - 6, 0)
+        q[i] = -v if q[i] & 8 else v
 
 # %% ../nbs/09a_cpu_experts.ipynb #804cd929
 MAPPED = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "MXFP4")       # types that are unpacked by a kernel, row by row

@@ -6,11 +6,13 @@ import pytest
 import alphabook.codebooks
 import alphabook.arithmetic as spec
 import alphabook.cpu as cpu
+import alphabook.cpu_hybrid as cpu_hybrid
+import alphabook.hybrid as hybrid_spec
 from alphabook.blocks import FORMATS, STEPS, int_bound, quantize_acts
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
 sys.path.insert(0, str(GOLDEN))
-from record_contract import floats, functions, products, view
+from record_contract import floats, functions, hybrid, products, view
 
 RECORDED = json.loads((GOLDEN / 'contract.json').read_text())
 
@@ -32,8 +34,8 @@ def test_version():
 
 @pytest.mark.parametrize('backend', ['numpy', 'cpu'])
 def test_recorded_hashes(backend):
-    product, ops = dict(numpy=(spec_product, spec), cpu=(cpu_product, cpu))[backend]
-    now = products(product) | functions(ops)
+    product, ops, hybrid_ops = dict(numpy=(spec_product, spec, hybrid_spec), cpu=(cpu_product, cpu, cpu_hybrid))[backend]
+    now = products(product) | functions(ops) | hybrid(hybrid_ops)
     assert set(now) == set(RECORDED['hashes'])
     assert {k: v for k, v in now.items() if RECORDED['hashes'][k] != v} == {}
 
