@@ -7,10 +7,9 @@ __all__ = ['attend', 'queries', 'norm_heads', 'yarn_factors', 'attention_layer',
            'delta_gates', 'for_value_heads', 'delta_layer', 'choose', 'gated', 'expert', 'mixture', 'feed_forward',
            'mixer', 'hybrid_block', 'mtp_block']
 
-# %% ../nbs/07b_reference_hybrid.ipynb #39653421
+# %% ../nbs/07b_reference_hybrid.ipynb #f2a4d627
 import math
 
-import numpy as np
 import torch
 
 from .config import ModelConfig
@@ -115,16 +114,14 @@ def l2_norm(
     "Divide each row by its length."
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
 
-# %% ../nbs/07b_reference_hybrid.ipynb #d4ebdb12
+# %% ../nbs/07b_reference_hybrid.ipynb #daeccc80
 def short_conv(
     x: torch.Tensor, # (n, channels)
     weight: torch.Tensor, # (channels, width), the oldest tap first
-    dilation: int = 1, # tokens from tap to tap
 ) -> torch.Tensor: # (n, channels)
-    "Each channel's weighted sum over the last tokens."
-    n, width = len(x), weight.shape[1]
-    padded = torch.cat([x.new_zeros((width - 1) * dilation, x.shape[1]), x])              # (n + what lies before, channels)
-    return sum(padded[i * dilation:i * dilation + n] * weight[:, i] for i in range(width))
+    "Each channel's weighted sum over the last `width` tokens."
+    padded = torch.cat([x.new_zeros(weight.shape[1] - 1, x.shape[1]), x])                 # (width - 1 + n, channels)
+    return sum(padded[i:i + len(x)] * weight[:, i] for i in range(weight.shape[1]))
 
 # %% ../nbs/07b_reference_hybrid.ipynb #def071c1
 def delta_gates(
@@ -218,7 +215,7 @@ def mixture(
         out[token] += weights[token, rank, None] * expert(x[token], w, act, e)
     return out
 
-# %% ../nbs/07b_reference_hybrid.ipynb #55e73a3b
+# %% ../nbs/07b_reference_hybrid.ipynb #faac517f
 def feed_forward(
     x: torch.Tensor, # (n, n_embd), normed
     w: Weights, # of the layer
@@ -230,7 +227,7 @@ def feed_forward(
     if 'ffn_gate_inp.weight' not in w: return mlp(x, w, cfg.act)
     logits = linear(x, w, 'ffn_gate_inp')                                                 # (n, n_expert)
     ids, weights = (choose(logits, cfg.n_used, cfg.renormalise, cfg.expert_scale) if route is None else
-                    (torch.as_tensor(np.asarray(a)) for a in route(i, logits.numpy())))
+                    map(torch.as_tensor, route(i, logits.numpy())))
     out = mixture(x, w, cfg.act, ids, weights)
     if 'ffn_up_shexp.weight' not in w: return out
     shared = gated(linear(x, w, 'ffn_gate_shexp'), linear(x, w, 'ffn_up_shexp'), cfg.act)
