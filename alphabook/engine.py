@@ -6,22 +6,23 @@
 __all__ = ['BACKENDS', 'StopStrings', 'Generation', 'Token', 'pick_backend', 'check_flags', 'Session', 'Engine', 'prompt_ids',
            'naming', 'run', 'stream', 'generate']
 
-# %% ../nbs/23_engine.ipynb #b40ba055
+# %% ../nbs/23_engine.ipynb #6c3c7c84
 import hashlib
 import html
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
-import alphabook.arithmetic as numpy_backend
-import alphabook.cpu as cpu_backend
+import alphabook.cpu_streams as cpu_backend
+import alphabook.streams as numpy_backend
 from .arithmetic import CONTRACT_VERSION, argmax, sample
 from .chat import ChatTemplate
 from .config import load_config
 from .elementary import check_float_mode
 from .fetch import resolve_model
+from .layers import Model
 from .modelfile import ModelFile
-from .rounds import Model, prefill, run_round
+from .rounds import prefill, run_round
 from .tokenizer import Tokenizer
 
 # %% ../nbs/23_engine.ipynb #ee771c9c
@@ -117,17 +118,18 @@ def check_flags(mode: str = "exact", # exact, plain or fast
         if part != "f16" and mode != "fast": raise ValueError(f"--kv {kv}: mode {mode} keeps keys and values in f16")
         if part != "f16": raise ValueError(f"--kv {kv}: only f16 is part of this version")
 
-# %% ../nbs/23_engine.ipynb #69e40fc2
+# %% ../nbs/23_engine.ipynb #8152d0d7
 class Session:
-    "A KV cache with the ids it holds; a prompt that continues them only pays for what is new."
-    def __init__(self, engine, n_ctx: int): # engine, positions to make room for
-        self.cache, self.ids = engine.model.new_cache(n_ctx), []
+    "A cache with the ids it holds; a prompt that continues them only pays for what is new."
+    def __init__(self, engine, n_ctx: int, # engine, positions to make room for
+                 keep: int = 4): # most checkpoints of recurrent layers
+        self.cache, self.ids = engine.model.new_cache(n_ctx, keep), []
 
-    def reuse(self, prompt_ids) -> int: # ids of the whole prompt
-        "Roll the cache back to the prefix it shares with the prompt (at least one token stays to be read)."
+    def reuse(self, prompt_ids) -> int: # positions that need not be read again
+        "Roll the cache back into the prefix it shares with the prompt (at least one token stays to be read)."
         same = 0
         while same < min(len(self.ids), len(prompt_ids) - 1) and self.ids[same] == prompt_ids[same]: same += 1
-        self.cache.rollback(same)
+        same = self.cache.rollback(same)
         self.ids = list(prompt_ids[:same])
         return same
 
@@ -186,7 +188,7 @@ def naming(mf: ModelFile): # the model that is being run
     try: yield
     except (FloatingPointError, ValueError) as e: raise ValueError(f"{mf.path}: {e}") from None
 
-# %% ../nbs/23_engine.ipynb #9e426995
+# %% ../nbs/23_engine.ipynb #2c5eec64
 def run(engine: Engine, g: Generation, # filled in on the way
         prompt, n: int = 128, # most tokens to generate; negative: up to the context's end
         stop = (), # texts that end the generation
@@ -200,7 +202,7 @@ def run(engine: Engine, g: Generation, # filled in on the way
     ids = prompt_ids(engine, prompt, n_ctx)
     room = n_ctx - len(ids)
     n = room if n < 0 else min(n, room)
-    session = session or engine.session(len(ids) + n)
+    session = session or Session(engine, min(len(ids) + n, engine.n_ctx), keep=0)
     stops, decoder = StopStrings([stop] if isinstance(stop, str) else stop), engine.tokenizer.stream()
     digest = hashlib.sha256()
     g.mode, g.device, g.model, g.prompt_n = engine.mode, engine.device, engine.mf.path.name, len(ids)
