@@ -80,7 +80,7 @@ def check_ids(
         if not 0 <= id < n_vocab: raise ValueError(f'ids[{t}]: {id}: must be from 0 to {n_vocab - 1}')
     return torch.tensor([int(id) for id in ids], dtype=torch.long)
 
-# %% ../nbs/07d_reference.ipynb #023c5848
+# %% ../nbs/07d_reference.ipynb #5855b24d
 class Reference:
     "A model in plain fp32: token ids in, logits out. For checking, not for speed."
 
@@ -127,7 +127,7 @@ class Reference:
         return {i: (ids.numpy(), weights.numpy()) for i, (ids, weights) in found.items()}
 
     @torch.inference_mode()
-    def mtp_logits(self, ids, after: int = None, route=None) -> np.ndarray: # float32 (n - 1, n_vocab), or n with `after`
+    def mtp_logits(self, ids, after: int = None, route=None) -> np.ndarray: # float32 (n - 1, n_vocab), n with `after`
         "What the MTP block guesses: row t scores token t + 2, given those up to t + 1. `after`: the token after `ids`."
         if not self.cfg.n_mtp:
             raise ValueError(f'{self.path}: has no MTP block; a model with one, or a file of its own (mtp=), is needed')
