@@ -112,40 +112,49 @@ def _scale_k(b, s, j): # uint8 [n], start of the 12 bytes, group 0 … 7 → (sc
     if j < 4: return b[s + j] & 63, b[s + j + 4] & 63
     return b[s + j + 4] & 15 | b[s + j - 4] >> 6 << 4, b[s + j + 4] >> 4 | b[s + j] >> 6 << 4
 
-# %% ../nbs/09a_cpu_experts.ipynb #9a9648cb
+# %% ../nbs/09a_cpu_experts.ipynb #8bc63d32
 @njit(**_jit)
 def _unpack_q4_k(b, q, mn, d, m): # a row: uint8 [nb·144] → int16 [nb·256], int16 [nb·16], float32 [nb], [nb]
     for n in range(d.size):
         s = n*144
         d[n], m[n] = _half(b, s), _half(b, s + 2)
-        for j in range(8):
-            scale, minimum = _scale_k(b, s + 4, j)
-            mn[n*16 + 2*j] = mn[n*16 + 2*j + 1] = minimum
-            o, i = n*256 + j*32, s + 16 + j//2*32
-            for k in range(0, 32, 16): unpack_16(q, o + k, b, i + k, 4*(j & 1), 15, b, i, 0, 0, 0, scale)
+        for j in range(0, 8, 2):                             # 32 bytes: the low nibbles of a group, the high of the next
+            o, i = n*256 + j*32, s + 16 + j*16
+            (low, mn0), (high, mn1) = _scale_k(b, s + 4, j), _scale_k(b, s + 4, j + 1)
+            mn[n*16 + 2*j] = mn[n*16 + 2*j + 1] = mn0
+            mn[n*16 + 2*j + 2] = mn[n*16 + 2*j + 3] = mn1
+            for k in range(0, 32, 16):
+                unpack_16(q, o + k, b, i + k, 0, 15, b, i, 0, 0, 0, low)
+                unpack_16(q, o + 32 + k, b, i + k, 4, 15, b, i, 0, 0, 0, high)
 
-# %% ../nbs/09a_cpu_experts.ipynb #2d9f8c4d
+# %% ../nbs/09a_cpu_experts.ipynb #7c9ea651
 @njit(**_jit)
 def _unpack_q5_k(b, q, mn, d, m): # a row: uint8 [nb·176] → int16 [nb·256], int16 [nb·16], float32 [nb], [nb]
     for n in range(d.size):
         s = n*176
         d[n], m[n] = _half(b, s), _half(b, s + 2)
-        for j in range(8):
-            scale, minimum = _scale_k(b, s + 4, j)
-            mn[n*16 + 2*j] = mn[n*16 + 2*j + 1] = minimum
-            o, i = n*256 + j*32, s + 48 + j//2*32
-            for k in range(0, 32, 16): unpack_16(q, o + k, b, i + k, 4*(j & 1), 15, b, s + 16 + k, j, 1, 0, scale)
+        for j in range(0, 8, 2):                             # nibbles as in Q4_K; bit j of 32 bytes more for group j
+            o, i, h = n*256 + j*32, s + 48 + j*16, s + 16
+            (low, mn0), (high, mn1) = _scale_k(b, s + 4, j), _scale_k(b, s + 4, j + 1)
+            mn[n*16 + 2*j] = mn[n*16 + 2*j + 1] = mn0
+            mn[n*16 + 2*j + 2] = mn[n*16 + 2*j + 3] = mn1
+            for k in range(0, 32, 16):
+                unpack_16(q, o + k, b, i + k, 0, 15, b, h + k, j, 1, 0, low)
+                unpack_16(q, o + 32 + k, b, i + k, 4, 15, b, h + k, j + 1, 1, 0, high)
 
-# %% ../nbs/09a_cpu_experts.ipynb #cf3cd62e
+# %% ../nbs/09a_cpu_experts.ipynb #c6be4092
 @njit(**_jit)
 def _unpack_q6_k(b, q, mn, d, m): # a row: uint8 [nb·210] → int16 [nb·256], float32 [nb]; no minima
     for n in range(d.size):
         s = n*210
         d[n] = _half(b, s + 208)
-        for g in range(16):
-            part, j, k = g >> 3, g >> 1 & 3, 16*(g & 1)      # half of 128, plane of 32, half of a plane
-            i, h = s + 64*part + 32*(j & 1) + k, s + 128 + 32*part + k
-            unpack_16(q, n*256 + g*16, b, i, j >> 1 << 2, 15, b, h, 2*j, 3, 32, np.int8(b[s + 192 + g]))
+        for g in range(4):                                   # 64 weights: 16 of each of the four planes of a half
+            part, k = g >> 1, 16*(g & 1)
+            o, i, h, scale = n*256 + part*128 + k, s + part*64 + k, s + 128 + part*32 + k, s + 192 + part*8 + (g & 1)
+            unpack_16(q, o, b, i, 0, 15, b, h, 0, 3, 32, np.int8(b[scale]))
+            unpack_16(q, o + 32, b, i + 32, 0, 15, b, h, 2, 3, 32, np.int8(b[scale + 2]))
+            unpack_16(q, o + 64, b, i, 4, 15, b, h, 4, 3, 32, np.int8(b[scale + 4]))
+            unpack_16(q, o + 96, b, i + 32, 4, 15, b, h, 6, 3, 32, np.int8(b[scale + 6]))
 
 # %% ../nbs/09a_cpu_experts.ipynb #860eb717
 @njit(**_jit)
