@@ -28,7 +28,7 @@ from .blocks import FLOAT_TYPES, FORMATS, random_blocks
 from .bpe import BYTE_CHARS
 from .modelfile import TYPE, write_gguf
 
-# %% ../nbs/06b_synth.ipynb #384fcb81
+# %% ../nbs/06b_synth.ipynb #14641f92
 @dataclass(frozen=True)
 class Shape:
     "Sizes of a model; `arch` decides which tensors they become."
@@ -59,7 +59,7 @@ class Shape:
     index_dim: int = 0
     index_budget: int = 0
     ple_base: int = 0  # rows per head of the n-gram table, at least
-    ple_heads: int = 16  # rows per token, half of them for pairs and half for triples of tokens
+    ngram_heads: int = 16  # rows per token, half of them for pairs and half for triples of tokens
 
 # %% ../nbs/06b_synth.ipynb #75fdc1f4
 _GDN = dict(gdn_dim=128, rope_dim=64, n_ctx=262144, rope_theta=1e7)
@@ -102,7 +102,7 @@ SHAPES |= {
     'tiny-gpt-oss': Shape('gpt-oss', 4, 128, 4, 2, 64, 96, 300, 150000.0, 512, 1e-5, pre='gpt-4o', window=16,
                           **{**_TINY_MOE, 'n_ff_expert': 96})}
 
-# %% ../nbs/06b_synth.ipynb #05b8a39b
+# %% ../nbs/06b_synth.ipynb #af974abc
 _SMALL_GDN = dict(gdn_k=2, gdn_v=4, gdn_dim=128, rope_dim=64, n_ctx=4096, rope_theta=1e7)
 _SMALL_MOE = dict(n_expert=8, n_used=2, n_ff_expert=256)
 _SMALL_HYBRID = dict(pre='qwen35', n_ff_shared=256, **_SMALL_MOE, **_SMALL_GDN)
@@ -115,7 +115,7 @@ SHAPES |= {
     'small-qwen35moe': Shape('qwen35moe', 2, 256, 2, 1, 256, 0, 512, interval=2, **_SMALL_HYBRID),
     'small-qwen3next': Shape('qwen3next', 2, 256, 2, 1, 256, 512, 512, interval=2, **{**_SMALL_HYBRID, 'pre': 'qwen2'}),
     'small-qwen4exp': Shape('qwen4exp', 3, 256, 2, 1, 256, 0, 512, interval=3, stream_rank=64, index_dim=128,
-                            index_budget=32, ple_base=200, ple_heads=4, **_SMALL_HYBRID)}
+                            index_budget=32, ple_base=200, ngram_heads=4, **_SMALL_HYBRID)}
 
 # %% ../nbs/06b_synth.ipynb #52fd8151
 @cache
@@ -128,14 +128,14 @@ def primes_from(start: int, n: int) -> tuple[int, ...]:
         start += 1
     return tuple(found)
 
-# %% ../nbs/06b_synth.ipynb #719586ee
+# %% ../nbs/06b_synth.ipynb #69d04920
 def ngram_fields(s: Shape) -> dict:
     "The ple_* fields of a configuration: layer 1 looks phrases up, in rows of which a token's fill n_embd."
     if s.arch != 'qwen4exp' or s.n_layer < 2 or s.interval == 2:
         return {}
-    sizes = primes_from(s.ple_base, s.ple_heads)
-    offsets = tuple(sum(sizes[:i]) for i in range(s.ple_heads))
-    return dict(ple_layer=1, ple_ngram=3, ple_dim=s.n_embd // s.ple_heads, ple_conv=4, ple_eos=256,
+    sizes = primes_from(s.ple_base, n := s.ngram_heads)
+    offsets = tuple(sum(sizes[:i]) for i in range(n))
+    return dict(ple_layer=1, ple_ngram=3, ple_heads=n, ple_dim=s.n_embd // n, ple_conv=4, ple_eos=256,
                 ple_rows=-(-sum(sizes) // 128) * 128, ple_sizes=sizes, ple_offsets=offsets,
                 ple_multipliers=tuple(multiplier(i, s.n_vocab) for i in range(3)))
 
@@ -152,7 +152,7 @@ def multiplier(i: int, n_vocab: int, seed: int = 1234) -> int:
     "The multiplier of an n-gram's position i."
     return 2 * (splitmix64(seed + (i + 1) * 0x9E3779B97F4A7C15) % ((2**63 - 1) // n_vocab // 2)) + 1
 
-# %% ../nbs/06b_synth.ipynb #5f9a3da3
+# %% ../nbs/06b_synth.ipynb #266f49d9
 def config_of(s: Shape, mtp: int = 0) -> ModelConfig:
     "A shape as chapter 06 describes models; what only the arithmetic needs is left at some value."
     known = {f.name for f in fields(ModelConfig)}
@@ -162,8 +162,8 @@ def config_of(s: Shape, mtp: int = 0) -> ModelConfig:
     streams = dict(streams=4, index_heads=4, index_block=4) if s.arch == 'qwen4exp' else {}
     return ModelConfig(
         name=s.arch, attn_scale=s.head_dim ** -0.5, qkv_bias=s.arch in ('qwen2', 'gpt-oss'), n_mtp=mtp, mixers=mixers,
-        mtp_own=('shared_head_norm',) * mtp, **same | dict(rope_dim=s.rope_dim or s.head_dim) | ngram_fields(s),
-        **FAMILIES[s.arch], **streams)
+        mtp_own=('shared_head_norm',) * mtp, **same | dict(rope_dim=s.rope_dim or s.head_dim),
+        **FAMILIES[s.arch], **streams, **ngram_fields(s))
 
 # %% ../nbs/06b_synth.ipynb #c8f718fa
 def all_shapes(s: Shape, mtp: int = 0) -> dict:

@@ -6,11 +6,12 @@ import pytest
 from gguf import GGUFReader, dequantize
 
 from alphabook import synth as S
-from alphabook.config import ARCHITECTURES, load_config, tensor_names
+from alphabook.config import ARCHITECTURES, MTP_FAMILIES, load_config, tensor_names
 from alphabook.modelfile import ModelFile
 from alphabook.tokenizer import Tokenizer
 
 TINY = [like for like in S.SHAPES if like.startswith('tiny-')]
+SMALL = [like for like in S.SHAPES if like.startswith('small-')]
 # what --like promises: the published names
 PUBLISHED = {'qwen3-0.6b': 0.596, 'qwen3-8b': 8.19, 'qwen3-30b-a3b': 30.5, 'qwen3.6-35b-a3b': 34.7,
              'qwen3.6-27b': 26.9, 'qwen3-next-80b-a3b': 79.7, 'llama-3-8b': 8.03, 'gemma3-270m': 0.268,
@@ -45,6 +46,46 @@ def test_files_are_valid(tmp_path, like, type):
     tokenizer = Tokenizer.from_meta(mf.meta)
     assert tokenizer.n_vocab == 520 == len(mf.meta['tokenizer.ggml.tokens'])
     assert tokenizer.decode(tokenizer.encode('Ünïcödé 🙂 the end'), skip_special=True) == 'Ünïcödé 🙂 the end'
+
+
+@pytest.mark.parametrize('type', ['F16', 'Q4_K_M'])
+@pytest.mark.parametrize('like', SMALL)
+def test_small_shapes(tmp_path, like, type):
+    "Heads as wide as the published models' have them, rows that K-quants fit, files that a test can read in no time."
+    s, real = S.SHAPES[like], next(S.SHAPES[k] for k in PUBLISHED if S.SHAPES[k].arch == S.SHAPES[like].arch)
+    for field in ('head_dim', 'gdn_dim', 'rope_dim', 'index_dim'):
+        assert getattr(s, field) == getattr(real, field), field
+    with ModelFile(S.synth(like, type, tmp_path / 'm.gguf', mtp=int(s.arch in MTP_FAMILIES))) as mf:
+        cfg = load_config(mf)
+        assert {cfg.mixer(i) for i in range(cfg.n_layer)} == {'attention', 'gdn' if s.gdn_k else 'attention'}
+        assert (cfg.ple_layer == 1) == (s.arch == 'qwen4exp') and (tmp_path / 'm.gguf').stat().st_size < 18e6
+        types = {t.type.name for t in mf.tensors.values()}
+        assert types == {'F32', 'F16'} if type == 'F16' else types >= {'F32', 'Q4_K', 'Q6_K'}
+
+
+def test_the_ngram_table_is_the_published_one():
+    "Multipliers and sizes for the published vocabulary and seed, as Hugging Face's qwen4_exp computes them."
+    fields = S.ngram_fields(S.SHAPES['qwen3.8-flash-next'])
+    assert fields['ple_multipliers'] == (23703573157769, 20109073645365, 8052911324071)
+    assert [n - 20_000_000 for n in fields['ple_sizes']] == [
+        3, 23, 33, 47, 59, 63, 69, 77, 81, 93, 107, 147, 153, 159, 161, 171]
+    assert fields['ple_offsets'][:3] == (0, 20000003, 40000026) and fields['ple_rows'] == 320001536
+    assert [S.multiplier(i, 512) for i in range(3)] == [4295158889763781, 17440218147737327, 1270917961434445]
+
+
+def test_files_say_what_the_shape_says(tmp_path):
+    "What the keys became in the loader equals what the writer made them from."
+    for like in [*TINY, *SMALL]:
+        s = S.SHAPES[like]
+        for mtp in {0, int(s.arch in MTP_FAMILIES)}:
+            expected = S.config_of(s, mtp)
+            with ModelFile(S.synth(like, 'Q8_0', tmp_path / 'm.gguf', mtp=mtp)) as mf:
+                cfg = load_config(mf)
+            for field in vars(cfg):  # the rest only the arithmetic needs
+                if field not in ('name', 'eps', 'attn_scale', 'embed_scale', 'swa_layers', 'rope_theta_swa',
+                                 'rope_type', 'rope_mscale', 'yarn'):
+                    assert getattr(cfg, field) == getattr(expected, field), (like, field)
+            assert (cfg.yarn == (32.0, 4096, 32.0, 1.0)) == (s.arch == 'gpt-oss')
 
 
 @pytest.mark.parametrize('arch', ARCHITECTURES)
@@ -91,6 +132,9 @@ def test_mtp(tmp_path):
             arch = mf.meta['general.architecture']
             assert mf.meta[f'{arch}.block_count'] == 5 and mf.meta[f'{arch}.nextn_predict_layers'] == 1
             assert 'blk.4.attn_q.weight' in mf.tensors and mf.tensors['blk.4.nextn.eh_proj.weight'].shape == (128, 256)
+            cfg = load_config(mf)
+            assert (cfg.n_layer, cfg.n_mtp, cfg.mtp_own) == (4, 1, ('shared_head_norm',))
+            assert list(mf.meta[f'{arch}.attention.recurrent_layers']) == [True, True, True, False, False]
 
 
 @pytest.mark.parametrize('type, least', [('Q4_K', 512), ('Q6_K', 512), ('BF16', 64)])
