@@ -296,13 +296,13 @@ def read_streams(keys: Keys, mixers: tuple[str, ...], n_vocab: int, rope_dim: in
                 index_block=block, index_heads=keys.count('attention.indexer.head_count', most=1 << 16),
                 **read_ngrams(keys, mixers, n_vocab))
 
-# %% ../nbs/06a_config.ipynb #6b9e8ec0
+# %% ../nbs/06a_config.ipynb #eec02f60
 def check_shape(mf: ModelFile, t: Tensor | None, name: str, shape: tuple[int, ...]):
     "GGUFError unless the tensor is there, of this shape, in a type that can be decoded."
     if t is None:
         raise GGUFError(f'{mf.path}: tensor {name}: is missing; by the metadata there is one of shape {shape}')
-    stream_norm = len(shape) == 1 and ('hc_' in name or 'ple_' in name)  # (4, n) is as good as (4·n,)
-    flat = stream_norm and math.prod(t.shape) == shape[0]
+    either = any(part in name for part in ('hc_', 'ple_', 'inp_shexp'))  # (4, n) is as good as (4·n,), (1, n) as (n,)
+    flat = either and len(shape) == 1 and math.prod(t.shape) == shape[0]
     if t.shape != shape and not flat:
         raise GGUFError(f'{mf.path}: tensor {name}: has shape {t.shape}; {shape} would be right by the metadata')
     if t.type.name not in (allowed := FLOAT_TYPES if len(shape) == 1 else (*FLOAT_TYPES, *FORMATS)):
