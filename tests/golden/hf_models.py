@@ -24,7 +24,8 @@ SPECIAL = ('<|endoftext|>', '<|im_start|>', '<|im_end|>')
 MERGES = ('Ġ t', 'h e', 'i n', 'e r', 'Ġ a', 'Ġt he', 'o n', 'r e')
 VOCAB = 288                                  # a little more than tokens, as published models have
 
-YARN = dict(rope_type='yarn', factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False, rope_theta=150000,
+# Published with truncate=False, which llama.cpp can't express: it rounds the range that YaRN blends, as truncate=True does
+YARN = dict(rope_type='yarn', factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=True, rope_theta=150000,
             original_max_position_embeddings=4096)
 MROPE = dict(rope_type='default', rope_theta=10_000_000, partial_rotary_factor=0.25, mrope_interleaved=True,
              mrope_section=[11, 11, 10])
@@ -71,11 +72,13 @@ FAMILIES = {
         num_local_experts=8, num_experts_per_tok=3, sliding_window=32, max_position_embeddings=131072,
         rms_norm_eps=1e-5, swiglu_limit=7.0, rope_parameters=YARN)),
     'gemma3': ('gemma3_text', 'Gemma3ForCausalLM', 'gpt-2', 0, dict(
-        ATTENTION, num_hidden_layers=7, head_dim=256, num_attention_heads=2, num_key_value_heads=1, intermediate_size=256,
-        max_position_embeddings=32768, sliding_window=32, tie_word_embeddings=True, query_pre_attn_scalar=256,
+        ATTENTION, vocab_size=270, num_hidden_layers=7, head_dim=256, num_attention_heads=2, num_key_value_heads=1,
+        intermediate_size=256, max_position_embeddings=32768, sliding_window=32, tie_word_embeddings=True, query_pre_attn_scalar=256,
         rope_theta=1e6, rope_local_base_freq=10000.0)),
 }
 OFFSET_NORMS = ('qwen3next', 'qwen35', 'qwen35moe', 'qwen4exp', 'gemma3')    # norms multiply by 1 + weight
+
+WRITERS = ('o_proj', 'out_proj', 'down_proj')      # what a layer adds to the residual stream is a part of it, as in trained models
 
 
 class Draw:
@@ -121,9 +124,9 @@ class Weights:
         if 'norm' in last[0]:                                                    # q and k norms larger: sharper attention
             offset = 0 if self.family in OFFSET_NORMS and 'linear_attn' not in name else 1
             return grid(-12, 12, 32) + np.float32(offset) + np.float32(0.25 * (last[0] in ('q_norm', 'k_norm')))
-        if 'embed' in name and 'ple' not in name: return self.rows(shape, 8 if self.family != 'gemma3' else 1)
+        if 'embed' in name and 'ple' not in name: return self.rows(shape, 14 if self.family != 'gemma3' else 1)
         if last[0] in ('gate', 'router') or 'shared_expert_gate' in name: return self.rows(shape, 2)
-        return self.rows(shape, 1.5 if shape[-1] <= 512 else 1)
+        return self.rows(shape, 0.125 if any(w in name for w in WRITERS) else 1.5)
 
 
 def config_of(family, **changes):
@@ -202,7 +205,7 @@ def compute(family, ids, model, block):
 
 def prompt(family, n=PROMPT):
     "The ids of the recorded prompt: random ones, a repeat, and an end mark within."
-    ids = Draw(7).below(VOCAB, n)
+    ids = Draw(7).below(FAMILIES[family][4]['vocab_size'], n)
     ids[40:56] = ids[8:24]
     ids[30] = 256
     return [int(i) for i in ids]
@@ -224,17 +227,31 @@ def write_tokenizer(folder):
     fast.save_pretrained(folder)
 
 
-def save(family, folder, model, block):
-    "Write the checkpoint as published ones look."
+MULTIMODAL = {'qwen35': 'qwen3_5', 'qwen35moe': 'qwen3_5_moe', 'qwen4exp': 'qwen4_exp'}    # published with a vision tower
+
+
+def nest(family, config, tensors):
+    "Configuration and tensors named as in the published checkpoint, which holds more than text."
+    kind = MULTIMODAL[family]
+    outer = dict(architectures=[config.pop('architectures')[0].replace('ForCausalLM', 'ForConditionalGeneration')],
+                 model_type=kind, text_config=config, image_token_id=260, video_token_id=261, vision_start_token_id=262,
+                 vision_end_token_id=263, tie_word_embeddings=False)
+    new = lambda name: name.replace('model.', 'model.language_model.', 1) if name.startswith('model.') else name
+    return outer, {new(name): p for name, p in tensors.items()}
+
+
+def save(family, folder, model, block, published=False):
+    "Write the checkpoint as published ones look; `published`: also with their outer names."
     from safetensors.torch import load_file, save_file
     folder = Path(folder)
     model.save_pretrained(folder, max_shard_size='100GB')
     tensors = load_file(folder / 'model.safetensors')
     if block is not None: tensors |= {n: p.contiguous() for n, p in mtp_tensors(block)}
-    save_file(tensors, folder / 'model.safetensors', metadata={'format': 'pt'})
     config = json.loads((folder / 'config.json').read_text())
     if family == 'qwen4exp':                                      # published under the older name
         config['layer_types'] = [t.replace('indexed', 'full') for t in config['layer_types']]
+    if published and family in MULTIMODAL: config, tensors = nest(family, config, tensors)
+    save_file(tensors, folder / 'model.safetensors', metadata={'format': 'pt'})
     (folder / 'config.json').write_text(json.dumps(config, indent=2) + '\n')
     write_tokenizer(folder)
 
@@ -243,7 +260,11 @@ def main(family, folder):
     model, block = build(family)
     save(family, folder, model, block)
     ids = prompt(family)
-    np.savez(Path(folder) / 'transformers.npz', ids=np.array(ids, np.int32), **compute(family, ids, model, block))
+    out = compute(family, ids, model, block)
+    if family == 'gpt-oss':                                       # how far the published setting is from that
+        published, _ = build(family, rope_parameters=YARN | {'truncate': False})
+        out['logits_published'] = compute(family, ids, published, None)['logits']
+    np.savez(Path(folder) / 'transformers.npz', ids=np.array(ids, np.int32), **out)
 
 
 if __name__ == '__main__': main(*sys.argv[1:3])

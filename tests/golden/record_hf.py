@@ -6,18 +6,18 @@
 
 SOURCE is a llama.cpp source tree (its convert_hf_to_gguf.py runs as it is, but for the tokenizer's name, which it finds
 by a hash that only published vocabularies have). `pack` leaves tests/golden/models/FAMILY.gguf.xz, the converter's F16
-file, and FAMILY.npz: ids; `hf`, `hf_mtp`: transformers' logits; `llama`, `llama_mtp`: llama.cpp's (float32 KV, flash
-attention off, one batch); `route`: the experts that llama.cpp chose per layer and position, best first; `hf_router`: the
-router's logits by transformers.
+file, and FAMILY.npz beside it: `ids`; `hf`, `hf_mtp`: transformers' logits; `llama`, `llama_mtp`: llama.cpp's from the
+same weights as F32 (float32 KV, flash attention off, one batch); `route` (layers, n, used) and `mtp_route`: the experts
+chosen, best first; `sha256` of the GGUF file. MTP rows t = 0 … n − 2 see the final hidden state at t and token t + 1.
 """
-import argparse, ctypes, hashlib, json, lzma, os, runpy, sys
+import argparse, ctypes, hashlib, json, lzma, runpy, sys
 from pathlib import Path
 
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-XZ = [{'id': lzma.FILTER_LZMA2, 'preset': 9, 'dict_size': 1 << 26, 'lc': 0, 'lp': 1, 'pb': 1, 'nice_len': 273}]
+XZ = [{'id': lzma.FILTER_LZMA2, 'preset': 4, 'dict_size': 1 << 26}]          # whole rows repeat: a large dictionary pays
 
 
 def convert(family, work, source):
@@ -30,6 +30,15 @@ def convert(family, work, source):
 
 
 def run_converter(family, folder, out, source, outtype, *options):
+    "convert_hf_to_gguf.py in a process of its own (it keeps its options in classes)."
+    import multiprocessing
+    p = multiprocessing.get_context('spawn').Process(target=converter, args=(family, folder, out, source, outtype, *options))
+    p.start()
+    p.join()
+    if p.exitcode: sys.exit(f'{family}: the converter failed')
+
+
+def converter(family, folder, out, source, outtype, *options):
     "convert_hf_to_gguf.py, told the pre-tokenizer's name, and (qwen4exp) to read config.json as published."
     import hf_models
     sys.path.insert(0, str(source))
@@ -177,6 +186,23 @@ def report(family, hf, llama):
     print('; '.join(line), flush=True)
 
 
+def pack(family, work, out):
+    "The F16 file, compressed, and what was computed."
+    hf, llama = np.load(work / 'hf' / 'transformers.npz'), np.load(work / 'llama-f32.npz')
+    data = (work / 'model-f16.gguf').read_bytes()
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f'{family}.gguf.xz').write_bytes(lzma.compress(data, filters=XZ))
+    keep = dict(ids=hf['ids'].astype(np.int16), hf=hf['logits'], llama=llama['logits'].astype(np.float16),
+                sha256=hashlib.sha256(data).hexdigest())
+    if 'mtp' in llama: keep |= dict(hf_mtp=hf['mtp_logits'], llama_mtp=llama['mtp'].astype(np.float16))
+    if 'router' in hf:                              # transformers' own choices; llama.cpp's are the same, but in qwen4exp
+        used = llama['route'].shape[-1]
+        keep['route'] = np.argsort(-hf['router'], -1, kind='stable')[..., :used].astype(np.int8)
+    if 'mtp_route' in llama and llama['mtp_route'].size: keep['mtp_route'] = llama['mtp_route'].astype(np.int8)
+    if 'logits_published' in hf: keep['hf_published'] = hf['logits_published'].astype(np.float16)
+    np.savez_compressed(out / f'{family}.npz', **keep)
+
+
 def main():
     ap = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     ap.add_argument('step', choices=('convert', 'llama.cpp', 'pack'))
@@ -186,6 +212,7 @@ def main():
     args = ap.parse_args()
     if args.step == 'convert': convert(args.family, args.work, args.source.resolve())
     elif args.step == 'llama.cpp': llama_cpp(args.family, args.work)
+    else: pack(args.family, args.work, HERE / 'models')
 
 
 if __name__ == '__main__': main()
