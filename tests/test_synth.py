@@ -126,6 +126,14 @@ def test_same_seed_same_bytes(tmp_path):
     assert a == b != c and len(a) == len(c)
 
 
+@pytest.mark.parametrize('interval, mixers', [(1, 'aaa'), (2, 'gag'), (3, 'gga'), (9, 'ggg')])
+def test_every_how_many_layers_attend(tmp_path, interval, mixers):
+    "An n-gram layer is only where layer 1 is a delta-net."
+    with ModelFile(S.synth('tiny-qwen4exp', 'Q8_0', tmp_path / 'm.gguf', interval=interval)) as mf:
+        cfg = load_config(mf)
+        assert ''.join(cfg.mixer(i)[0] for i in range(3)) == mixers and cfg.ple_layer == (1 if mixers[1] == 'g' else -1)
+
+
 def test_mtp(tmp_path):
     for like in ('tiny-qwen35', 'tiny-qwen35moe', 'tiny-qwen3next'):
         with ModelFile(S.synth(like, 'Q8_0', tmp_path / 'm.gguf', mtp=1)) as mf:
@@ -161,6 +169,10 @@ def test_errors(tmp_path):
             (('tiny-llama', 'F32'), dict(width=2), "no field 'width'"),
             (('tiny-llama', 'F32'), dict(n_vocab=100), 'n_vocab: is 100; at least 267'),
             (('tiny-llama', 'F32'), dict(n_vocab=-1), 'n_vocab: is -1'),
+            (('tiny-qwen35', 'F32'), dict(interval=0), 'interval: is 0; a number from 1'),
+            (('tiny-qwen4exp', 'F32'), dict(ngram_heads=0), 'ngram_heads: is 0; a number from 1'),
+            (('tiny-qwen3moe', 'F32'), dict(mtp=1), 'mtp: is 1; 0 would be right for qwen3moe'),
+            (('tiny-qwen4exp', 'F32'), dict(mtp=1), 'mtp: is 1; 0 would be right for qwen4exp'),
             (('tiny-gemma3', 'F32'), dict(n_vocab=300), 'n_vocab: is 300; at least 366'),
             (('tiny-llama', 'F32'), dict(n_embd=0), 'n_embd: is 0; a number from 1')]:
         with pytest.raises(ValueError, match=words) as e:
@@ -190,7 +202,7 @@ def logits_of(path, ids):
     return np.asarray(reference.Reference(ModelFile(path)).logits(ids))
 
 
-@pytest.mark.parametrize('arch', ('llama', 'qwen2', 'qwen3', 'gemma3'))
+@pytest.mark.parametrize('arch', ARCHITECTURES)
 def test_logits_are_worth_comparing(tmp_path, arch):
     "A clear favourite with rivals, another one at most positions, and not simply the last token again."
     path = S.synth(f'tiny-{arch}', 'Q8_0', tmp_path / 'm.gguf', n_vocab=600)
