@@ -158,7 +158,7 @@ def fit(
     score = (key * query).sum(-1) / math.sqrt(key.shape[-1])
     return torch.sigmoid(score.sign() * score.abs().clamp_min(1e-6).sqrt())
 
-# %% ../nbs/07c_reference_streams.ipynb #e77541f0
+# %% ../nbs/07c_reference_streams.ipynb #07e4c8c7
 def phrase_layer(
     x: torch.Tensor, # (n, streams, n_embd)
     ids: torch.Tensor, # (n,) token ids
@@ -167,7 +167,8 @@ def phrase_layer(
 ) -> torch.Tensor: # (n, streams, n_embd)
     "Per-layer embedding: the streams, plus the gated rows of each token's 2- and 3-grams and their convolution."
     rows = hash_rows(ngrams(ids, cfg.ple_ngram, cfg.ple_eos), cfg)                        # (n, heads)
-    e = w.rows('per_layer_token_embd.weight', rows.reshape(-1)).view(len(x), -1)          # (n, heads · ple_dim)
+    e = w.rows('per_layer_token_embd.weight', rows.reshape(-1))                           # (n · heads, ple_dim)
+    e = e.view(len(x), rows.shape[1] * e.shape[1])                                        # (n, heads · ple_dim)
     key = stream_norm(linear(e, w, 'ple_key').view_as(x), w['ple_norm_key.weight'], cfg.eps)
     gate = fit(key, stream_norm(x, w['ple_norm_query.weight'], cfg.eps))                  # (n, streams)
     value = gate[..., None] * linear(e, w, 'ple_value')[:, None]                          # (n, streams, n_embd)
