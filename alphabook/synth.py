@@ -128,10 +128,10 @@ def primes_from(start: int, n: int) -> tuple[int, ...]:
         start += 1
     return tuple(found)
 
-# %% ../nbs/06b_synth.ipynb #303510cd
+# %% ../nbs/06b_synth.ipynb #eb9f6f64
 def ngram_fields(s: Shape) -> dict:
     "The ple_* fields of a configuration: layer 1 looks phrases up, in rows of which a token's fill n_embd."
-    if s.arch != 'qwen4exp' or s.n_layer < 2 or 2 % s.interval == 0:  # layer 1 has to be a delta-net
+    if s.arch != 'qwen4exp' or s.n_layer < 2 or 2 % s.interval == 0:  # layer 1 must be a delta-net
         return {}
     sizes = primes_from(s.ple_base, n := s.ngram_heads)
     offsets = tuple(sum(sizes[:i]) for i in range(n))
@@ -430,7 +430,10 @@ def check_space(
                          'another disk, a smaller type or fewer layers would be right')
     return need
 
-# %% ../nbs/06b_synth.ipynb #600dfbda
+# %% ../nbs/06b_synth.ipynb #5a1f3f71
+_AT_LEAST_1 = ('n_layer', 'n_embd', 'n_head', 'n_kv_head', 'head_dim', 'n_vocab', 'interval', 'ngram_heads')
+
+# %% ../nbs/06b_synth.ipynb #c1a02e4a
 def choose_shape(like: str, n_layers: int | None, mtp: int, changes: dict) -> Shape:
     "The named shape with changes. ValueError: unknown name or field, a bad count, MTP where there is none."
     if like not in SHAPES:
@@ -441,7 +444,7 @@ def choose_shape(like: str, n_layers: int | None, mtp: int, changes: dict) -> Sh
     for key, value in changes.items():
         if key not in known:
             raise ValueError(f'a shape has no field {key!r}; it has {", ".join(known)}')
-        least = int(key in ('n_layer', 'n_embd', 'n_head', 'n_kv_head', 'head_dim', 'n_vocab', 'interval', 'ngram_heads'))
+        least = int(key in _AT_LEAST_1)
         if type(value) not in (int, float, bool, str) or not isinstance(value, str) and value < least:
             raise ValueError(f'{key}: is {value!r}; a number from {least} on would be right')
     s = SHAPES[like]
