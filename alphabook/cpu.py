@@ -266,7 +266,7 @@ def share(kernel, # function of (lo, hi, *args)
     kernel(cuts[0], cuts[1], *args)
     for other in others: other.result()
 
-# %% ../nbs/09_cpu.ipynb #db930552
+# %% ../nbs/09_cpu.ipynb #448ba41b
 class Matrix:
     "A weight matrix [R, K] as the CPU kernels read it; `data` stays the mapped file for embedding rows."
     def __init__(self, data, # uint8 [R, row_bytes]
@@ -277,8 +277,12 @@ class Matrix:
         if type in FLOAT_TYPES: self.kind, self.floats = "float", decode(data, type)
         else:
             self.allocate(int_view(data[:1], type))
-            step = max(1, (1 << 22)//self.q.shape[1])
-            for r in range(0, len(data), step): self.fill(slice(r, r + step), int_view(data[r:r + step], type))
+            self.unpack()
+
+    def unpack(self):
+        "Fill all rows, some at a time."
+        step = max(1, (1 << 22)//self.q.shape[1])
+        for r in range(0, self.n_rows, step): self.fill(slice(r, r + step), int_view(self.data[r:r + step], self.type))
 
     def allocate(self, one: IntView): # the view of one row, for its shape
         "Make room for all rows."
