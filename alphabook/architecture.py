@@ -122,11 +122,11 @@ FAMILIES = {
     'qwen4exp': _HYBRID | dict(gdn_gate='sigmoid')}
 ARCHITECTURES = tuple(FAMILIES)
 
-# %% ../nbs/06_architecture.ipynb #7a6fe270
+# %% ../nbs/06_architecture.ipynb #86e99bbc
 MIXTURES = ('qwen3moe', 'olmoe', 'gpt-oss', 'qwen3next', 'qwen35moe', 'qwen4exp')  # have experts
 SHARED = ('qwen3next', 'qwen35moe', 'qwen4exp')  # and one that every token uses
 HYBRIDS = ('qwen3next', 'qwen35', 'qwen35moe', 'qwen4exp')  # have delta-nets besides attention
-MTP_FAMILIES = ('qwen3next', 'qwen35', 'qwen35moe')  # may carry a block that drafts
+MTP_FAMILIES = HYBRIDS  # may carry a block that drafts
 
 # %% ../nbs/06_architecture.ipynb #0654f883
 WINDOWS = {'gemma3': 6, 'gpt-oss': 2}  # one layer in so many sees everything, the others a window
@@ -181,13 +181,14 @@ def delta_net_tensors(cfg: ModelConfig) -> dict[str, tuple[int, ...]]:
             'ssm_dt.bias': (cfg.gdn_v,), 'ssm_a': (cfg.gdn_v,), **ba, 'ssm_norm.weight': (cfg.gdn_dim,),
             'ssm_out.weight': (n, v)}
 
-# %% ../nbs/06_architecture.ipynb #6641ea0d
+# %% ../nbs/06_architecture.ipynb #f10ddd9b
 def mixer_tensors(cfg: ModelConfig, part: str) -> dict[str, tuple[int, ...]]:
-    "Tensors that read one stream out of several; `part`: hc_attn, hc_ffn or output_hc, which doesn't write back."
+    "Tensors that read one stream out of several; `part`: hc_attn, hc_ffn, or one at the end, which doesn't write back."
     wide = cfg.streams * cfg.n_embd
     shapes = {f'{part}_norm.weight': (wide,), f'{part}_down.weight': (cfg.stream_rank, wide),
               f'{part}_up.weight': (wide, cfg.stream_rank)}
-    return shapes if part == 'output_hc' else shapes | {f'{part}_inject.weight': (cfg.streams, wide)}
+    writes = part in ('hc_attn', 'hc_ffn')
+    return shapes | {f'{part}_inject.weight': (cfg.streams, wide)} if writes else shapes
 
 # %% ../nbs/06_architecture.ipynb #70239a09
 def ngram_tensors(cfg: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -197,13 +198,15 @@ def ngram_tensors(cfg: ModelConfig) -> dict[str, tuple[int, ...]]:
     return {'ple_key.weight': (wide, row), 'ple_value.weight': (cfg.n_embd, row), **norms,
             'ple_conv1d.weight': (wide, cfg.ple_conv)}
 
-# %% ../nbs/06_architecture.ipynb #0202baf0
+# %% ../nbs/06_architecture.ipynb #9a03b3bd
 def draft_tensors(cfg: ModelConfig) -> dict[str, tuple[int, ...]]:
     "What a block that drafts has besides the tensors of a layer."
     n, own = cfg.n_embd, {'embed_tokens': (cfg.n_vocab, cfg.n_embd), 'shared_head_head': (cfg.n_vocab, cfg.n_embd),
                           'shared_head_norm': (cfg.n_embd,)}
-    shapes = {'eh_proj': (n, 2 * n), 'enorm': (n,), 'hnorm': (n,)} | {name: own[name] for name in cfg.mtp_own}
-    return {f'nextn.{name}.weight': shape for name, shape in shapes.items()}
+    shapes = {'eh_proj': (n, 2 * n), 'enorm': (n,), 'hnorm': (max(1, cfg.streams) * n,)}
+    shapes |= {name: own[name] for name in cfg.mtp_own}
+    ends = mixer_tensors(cfg, 'nextn.hc_head') if cfg.streams else {}
+    return {f'nextn.{name}.weight': shape for name, shape in shapes.items()} | ends
 
 # %% ../nbs/06_architecture.ipynb #eb02ef5f
 def layer_tensors(cfg: ModelConfig, i: int = 0) -> dict[str, tuple[int, ...]]:

@@ -278,14 +278,16 @@ def read_ngrams(keys: Keys, mixers: tuple[str, ...], n_vocab: int) -> dict:
                 ple_eos=keys.count('ple.eos_token_id', least=0, most=n_vocab - 1),
                 ple_multipliers=read_numbers(keys, 'ple.layer_multipliers', ngram, 0, (1 << 64) - 1))
 
-# %% ../nbs/06a_config.ipynb #49249805
+# %% ../nbs/06a_config.ipynb #6769563a
 def read_streams(keys: Keys, mixers: tuple[str, ...], n_vocab: int, rope_dim: int) -> dict:
     "The fields that only qwen4exp has."
     if keys.arch != 'qwen4exp':
         return {}
     ratios, dim = 'attention.compress_ratios', keys.count('attention.indexer.key_length', least=rope_dim, most=1 << 16)
-    blocks = read_numbers(keys, ratios, len(mixers), 0, 1 << 16)
-    used = {b for b, mixer in zip(blocks, mixers) if mixer == 'attention'}
+    listed, depth = keys.mf.meta.get(f'{keys.arch}.{ratios}'), keys.count('block_count', len(mixers), most=512)
+    n = depth if isinstance(listed, np.ndarray) and len(listed) == depth else len(mixers)
+    blocks = read_numbers(keys, ratios, n, 0, 1 << 16)  # of all layers, with the block that drafts or without
+    used = {b for b, mixer in zip(blocks, mixers) if mixer == 'attention'} if any(blocks) else {4}
     if len(used) > 1 or 0 in used:
         keys.fail(ratios, list(blocks), 'the same number above 0 in all layers that attend')
     budget, block = keys.count('attention.indexer.top_k'), max(used, default=1)

@@ -288,7 +288,7 @@ BAD = [
     ('qwen35', 'block_count', np.array([2, 3]), 'block_count: is .2, 3.; one value for all layers'),
     ('qwen35', 'attention.head_count_kv', np.array([0, 2]), 'head_count_kv: is .0, 2.; one value for all layers'),
     ('qwen35moe', 'expert_shared_feed_forward_length', None, 'expert_shared_feed_forward_length: is missing'),
-    ('qwen4exp', 'nextn_predict_layers', 1, 'nextn_predict_layers: is 1; 0'),
+    ('qwen4exp', 'nextn_predict_layers', 2, 'nextn_predict_layers: is 2; 0 or 1'),
     ('qwen4exp', 'hyper_connection.count', 1, 'hyper_connection.count: is 1; an integer from 2'),
     ('qwen4exp', 'hyper_connection.low_rank', None, 'low_rank: is missing'),
     ('qwen4exp', 'attention.indexer.key_length', 7, 'key_length: is 7; an integer from 8'),
