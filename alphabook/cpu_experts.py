@@ -20,11 +20,11 @@ from .cpu import (
     F, Matrix, _jit, bits_float, half_to_float, product_32, product_256, product_float, quantize, set_threads, share)
 from .modelfile import TYPE
 
-# %% ../nbs/09a_cpu_experts.ipynb #4fa54ede
+# %% ../nbs/09a_cpu_experts.ipynb #f5ecec5a
 @intrinsic
 def unpack_16(typingctx, q, o, low, i, shift, mask, high, h, high_shift, high_mask, minus, scale):
-    """q[o + n] = ((low[i + n] >> shift & mask | (high[h + n] >> high_shift & high_mask) << 4) − minus)·scale for n < 16;
-    low and high uint8, q int16 or int8, all contiguous."""
+    """q[o + n] = ((low[i + n] >> shift & mask | (high[h + n] >> high_shift & high_mask) << 4) − minus)·scale, n < 16; low
+    and high uint8, q int16 or int8, all contiguous."""
     lanes, i16 = ir.VectorType(ir.IntType(16), 16), ir.IntType(16)
     def codegen(context, builder, signature, args):
         blank, constant = ir.Constant(lanes, ir.Undefined), lambda n: ir.Constant(lanes, [n]*16)
@@ -62,13 +62,13 @@ def _scale_k(b, s, j): # uint8 [n], start of the 12 bytes, group 0 … 7 → (sc
     if j < 4: return b[s + j] & 63, b[s + j + 4] & 63
     return b[s + j + 4] & 15 | b[s + j - 4] >> 6 << 4, b[s + j + 4] >> 4 | b[s + j] >> 6 << 4
 
-# %% ../nbs/09a_cpu_experts.ipynb #8bc63d32
+# %% ../nbs/09a_cpu_experts.ipynb #d94875ca
 @njit(**_jit)
 def _unpack_q4_k(b, q, mn, d, m): # a row: uint8 [nb·144] → int16 [nb·256], int16 [nb·16], float32 [nb], [nb]
     for n in range(d.size):
         s = n*144
         d[n], m[n] = _half(b, s), _half(b, s + 2)
-        for j in range(0, 8, 2):                             # 32 bytes: the low nibbles of a group, the high of the next
+        for j in range(0, 8, 2):                             # 32 bytes: low nibbles of a group, high of the next
             o, i = n*256 + j*32, s + 16 + j*16
             (low, mn0), (high, mn1) = _scale_k(b, s + 4, j), _scale_k(b, s + 4, j + 1)
             mn[n*16 + 2*j] = mn[n*16 + 2*j + 1] = mn0
