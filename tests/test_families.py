@@ -90,6 +90,19 @@ def test_a_rollback_to_anywhere_and_on(like, open_model):
 
 
 @pytest.mark.parametrize('like', FAMILIES)
+def test_a_prompt_leaves_checkpoints_where_it_may_be_changed(like, open_model):
+    "At its end, and where its last chunk began, which may be where an earlier prompt's answer ended."
+    model = open_model(like)
+    cache = model.new_cache(64)
+    prefill(model, cache, IDS[:20], 8)
+    run_round(model, cache, IDS[20:23]); cache.commit(22)     # an answer
+    prefill(model, cache, IDS[22:26], 8)
+    assert [c.n for c in cache.checkpoints] == ([16, 20, 22, 26] if like in RECURRENT else [])
+    assert cache.rollback(25) == (22 if like in RECURRENT else 25) and cache.rollback(19) in (16, 19)
+    assert same(run_round(model, cache, IDS[cache.n:30]), model.rows[cache.n:30])
+
+
+@pytest.mark.parametrize('like', FAMILIES)
 def test_a_text_put_aside(like, open_model):
     model = open_model(like)
     cache = filled(model, 12)
