@@ -222,6 +222,42 @@ def test_families(tmp_path, arch):
     assert cfg.rope_theta_swa == 1e4 and cfg.swa_layers == (arch == 'gpt-oss', False)
 
 
+# Shapes as llama.cpp's loaders ask for them (rows first), written out: the files above are made from our own list.
+SHAPES = {
+    'qwen3moe': {'attn_q_norm.weight': (8,), 'ffn_gate_inp.weight': (4, 48), 'ffn_gate_exps.weight': (4, 24, 48),
+                 'ffn_up_exps.weight': (4, 24, 48), 'ffn_down_exps.weight': (4, 48, 24), 'ffn_norm.weight': (48,)},
+    'olmoe': {'attn_q_norm.weight': (48,), 'attn_k_norm.weight': (16,), 'ffn_down_exps.weight': (4, 48, 80)},
+    'gpt-oss': {'attn_q.bias': (48,), 'attn_k.bias': (16,), 'attn_output.bias': (48,), 'attn_sinks.weight': (6,),
+                'ffn_gate_inp.bias': (4,), 'ffn_gate_exps.bias': (4, 24), 'ffn_up_exps.bias': (4, 24),
+                'ffn_down_exps.bias': (4, 48), 'post_attention_norm.weight': (48,)},
+    'qwen3next': {'ssm_ba.weight': (8, 48), 'attn_qkv.weight': (64, 48), 'attn_gate.weight': (32, 48), 'ssm_a': (4,),
+                  'ssm_dt.bias': (4,), 'ssm_conv1d.weight': (64, 4), 'ssm_norm.weight': (8,),
+                  'ssm_out.weight': (48, 32), 'ffn_gate_inp_shexp.weight': (48,), 'ffn_gate_shexp.weight': (40, 48),
+                  'ffn_up_shexp.weight': (40, 48), 'ffn_down_shexp.weight': (48, 40), 'post_attention_norm.weight': (48,)},
+    'qwen35': {'ssm_beta.weight': (4, 48), 'ssm_alpha.weight': (4, 48), 'ffn_gate.weight': (80, 48),
+               '1.attn_q.weight': (96, 48), '1.attn_k.weight': (16, 48), '1.attn_output.weight': (48, 48),
+               '1.attn_q_norm.weight': (8,), '1.attn_k_norm.weight': (8,)},
+    'qwen35moe': {'ssm_beta.weight': (4, 48), 'ffn_gate_exps.weight': (4, 24, 48), 'ffn_gate_inp_shexp.weight': (48,)},
+    'qwen4exp': {'hc_attn_norm.weight': (192,), 'hc_attn_down.weight': (6, 192), 'hc_attn_up.weight': (192, 6),
+                 'hc_attn_inject.weight': (4, 192), 'hc_ffn_inject.weight': (4, 192), 'ple_key.weight': (192, 48),
+                 'ple_value.weight': (48, 48), 'ple_norm_key.weight': (192,), 'ple_norm_query.weight': (192,),
+                 'ple_norm_conv.weight': (192,), 'ple_conv1d.weight': (192, 4), '1.indexer.q_proj.weight': (36, 48),
+                 '1.indexer.k_proj.weight': (12, 48), '1.indexer.q_norm.weight': (12,),
+                 '1.indexer.k_norm.weight': (12,)}}
+
+
+@pytest.mark.parametrize('arch', NEW)
+def test_shapes(tmp_path, arch):
+    names = C.tensor_names(replace(CFG, arch=arch, **C.FAMILIES[arch], **NEW[arch][1]))
+    for name, shape in SHAPES[arch].items():
+        assert names[f'blk.{name if name[0] == "1" else "0." + name}'] == shape, name
+    whole = {name: shape for name, shape in names.items() if not name.startswith('blk.')}
+    norm = {'output_hc_norm.weight': (192,), 'output_hc_down.weight': (6, 192), 'output_hc_up.weight': (192, 6),
+            'per_layer_token_embd.weight': (24, 12)} if arch == 'qwen4exp' else {'output_norm.weight': (48,)}
+    assert whole == {'token_embd.weight': (50, 48), 'output.weight': (50, 48), **norm}
+    assert ('blk.0.attn_norm.weight' in names) == (arch != 'qwen4exp')
+
+
 def test_every_missing_tensor_is_named(tmp_path):
     for arch in NEW:
         names = list(C.tensor_names(family(tmp_path / 'm.gguf', arch)[1]))
