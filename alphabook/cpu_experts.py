@@ -20,11 +20,11 @@ from .cpu import (
     F, Matrix, _jit, bits_float, half_to_float, product_32, product_256, product_float, quantize, set_threads, share)
 from .modelfile import TYPE
 
-# %% ../nbs/09a_cpu_experts.ipynb #f5ecec5a
+# %% ../nbs/09a_cpu_experts.ipynb #f44564a4
 @intrinsic
 def unpack_16(typingctx, q, o, low, i, shift, mask, high, h, high_shift, high_mask, minus, scale):
-    """q[o + n] = ((low[i + n] >> shift & mask | (high[h + n] >> high_shift & high_mask) << 4) − minus)·scale, n < 16; low
-    and high uint8, q int16 or int8, all contiguous."""
+    """q[o + n] = ((low[i + n] >> shift & mask | (high[h + n] >> high_shift & high_mask) << 4) − minus)·scale, n < 16.
+    low and high are uint8, q is int16 or int8, all contiguous."""
     lanes, i16 = ir.VectorType(ir.IntType(16), 16), ir.IntType(16)
     def codegen(context, builder, signature, args):
         blank, constant = ir.Constant(lanes, ir.Undefined), lambda n: ir.Constant(lanes, [n]*16)
