@@ -98,14 +98,14 @@ def write_streams(x, # float32 [W, S, n]
     _write(x, y, matmul(inject, normed.reshape(len(x), -1)), out)
     return out
 
-# %% ../nbs/09c_cpu_streams.ipynb #754966d6
+# %% ../nbs/09c_cpu_streams.ipynb #e05d1825
 @njit(**_jit)
 def _block_means(k, block, out): # float32 [≥ n·block, D], int, [n, D]
+    out[:] = ZERO
     for b in range(out.shape[0]):
-        for i in range(out.shape[1]):
-            total = ZERO
-            for j in range(block): total = total + k[b*block + j, i]
-            out[b, i] = total/F(block)
+        for j in range(block):
+            for i in range(out.shape[1]): out[b, i] = out[b, i] + k[b*block + j, i]
+        for i in range(out.shape[1]): out[b, i] = out[b, i]/F(block)
 
 # %% ../nbs/09c_cpu_streams.ipynb #623b5e4e
 def block_keys(k, # float32 [≥ n·block, D]: index keys of the positions from 0 on
