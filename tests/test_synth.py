@@ -98,6 +98,19 @@ def test_our_loader_takes_them(tmp_path, arch):
             assert set(tensor_names(cfg)) == set(mf.tensors)
 
 
+def test_types_of_hybrids_follow_llama_cpp():
+    "A delta-net's projection counts as values; the index is not quantized; rows of 320 fall back to blocks of 32."
+    s = S.SHAPES['qwen3.6-35b-a3b']
+    kinds = [S.pick_type(f'blk.{i}.attn_qkv.weight', (8192, 2048), s, 'Q4_K_M') for i in (0, 5, 6, 7, 34, 35)]
+    assert kinds == ['Q6_K', 'Q4_K', 'Q4_K', 'Q6_K', 'Q6_K' if (34 - 5) % 3 == 2 else 'Q4_K', 'Q6_K']
+    s = S.SHAPES['qwen3.8-flash-next']
+    for name, shape, kind in (('indexer.q_proj.weight', (512, 2560), 'F16'), ('hc_ffn_up.weight', (10240, 320), 'Q5_0'),
+                              ('hc_ffn_norm.weight', (10240,), 'F32'), ('ssm_conv1d.weight', (10240, 4), 'F32'),
+                              ('ple_conv1d.weight', (10240, 4), 'F16'), ('ffn_gate_inp.weight', (512, 2560), 'F32')):
+        assert S.pick_type(f'blk.9.{name}', shape, s, 'Q4_K_M') == kind, name
+    assert S.pick_type('per_layer_token_embd.weight', (9, 160), s, 'Q4_K_M') == 'Q4_0'
+
+
 @pytest.mark.parametrize('type', S.SYNTH_TYPES)
 def test_every_type(tmp_path, type):
     with ModelFile(S.synth('tiny-llama', type, tmp_path / 'm.gguf', 1)) as mf:
