@@ -1,4 +1,6 @@
 "Every family: the same bits however a text is run, on both backends, and close to the plain fp32 reference."
+import gc, tracemalloc
+
 import numpy as np
 import pytest
 
@@ -112,6 +114,23 @@ def test_a_text_put_aside(like, open_model):
     for target in (cache, model.new_cache(30)):
         target.restore(snap)
         assert same(run_round(model, target, IDS[12:15]), model.rows[12:15])
+
+
+@pytest.mark.parametrize('like', RECURRENT)
+def test_rounds_leave_no_memory_behind(like, open_model):
+    "Rounds accepted in part, checkpoints and roll backs, again and again: what is held stays what it was."
+    model = open_model(like)
+    cache, held = filled(model, 20), []
+    tracemalloc.start()
+    try:
+        for i in range(30):
+            run_round(model, cache, IDS[20:26]); cache.commit(20 + 1 + i % 6)
+            cache.checkpoint()
+            assert cache.rollback(20) == 20
+            gc.collect()
+            held.append(tracemalloc.get_traced_memory()[0])
+    finally: tracemalloc.stop()
+    assert max(held[15:]) - min(held[15:]) < 8192, held       # the rows of one of these rounds would be more
 
 
 @pytest.mark.parametrize('like', FAMILIES)
