@@ -279,8 +279,8 @@ def unpacked_bytes(rows: int, # in all experts
     weights = rows*row_bytes//TYPE[type].size*TYPE[type].block
     return weights*(4 if type in FLOAT_TYPES else 2 if format_of(type).block == 256 else 1)
 
-# %% ../nbs/09a_cpu_experts.ipynb #954b631e
-UNPACK_LIMIT = memory_bytes()//512             # larger tensors stay in the file
+# %% ../nbs/09a_cpu_experts.ipynb #f0d31700
+UNPACK_LIMIT = memory_bytes()//2048            # larger tensors stay in the file
 
 class Experts:
     "The weights [E, R, K] of all experts of a layer: unpacked, or left in the mapped file."

@@ -286,7 +286,7 @@ def _gdn(lo, hi, S, q, k, v, decay, beta, tiled, o, out):
                 if lanes: o[w, h, i] = _delta_row(s, k[w, g], q[w, g], vi, a, b)
                 else: o[w, h, i] = _delta_row_loops(s, k[w, g], q[w, g], vi, a, b, scratch)
 
-# %% ../nbs/09b_cpu_hybrid.ipynb #f0da83d0
+# %% ../nbs/09b_cpu_hybrid.ipynb #269899ed
 def gdn(S, # float32 [V, D, D]: the state before the first row; not changed, unless it is `out`
         q, # float32 [W, K, D], unit length and scaled by 1/√D
         k, # float32 [W, K, D], unit length
@@ -297,7 +297,7 @@ def gdn(S, # float32 [V, D, D]: the state before the first row; not changed, unl
         ): # (o float32 [W, V, D], the state after the last row)
     "The gated delta rule over W rows, one after another (arXiv 2412.06464)."
     if out is None: out = np.empty_like(S)
-    q, k, v = (np.ascontiguousarray(a) for a in (q, k, v))
+    q, k, v, decay, beta = (np.ascontiguousarray(a) for a in (q, k, v, decay, beta))
     o = np.empty_like(v)
     share(_gdn, len(S), 4*S.size*len(v), S, q, k, v, decay, beta, tiled, o, out)
     return o, out
