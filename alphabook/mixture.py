@@ -8,8 +8,8 @@ __all__ = ['HELD_OUT', 'PER_SOURCE', 'PER_KIND', 'COPYLEFT', 'DOCUMENTED', 'ASK'
            'swap_words', 'edit_prompts', 'chat_prompts', 'train_vocabulary', 'vocabulary_metadata', 'encode_documents',
            'write_ids', 'flush']
 
-# %% ../nbs/29a_mixture.ipynb #23890652
-import hashlib, re
+# %% ../nbs/29a_mixture.ipynb #27cba0de
+import hashlib, json, re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
