@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['LANES', 'BYTES', 'WORDS', 'FLOATS', 'CODES', 'PORTABLE', 'AVX2', 'VNNI', 'load_bytes', 'load_words', 'load_floats',
-           'load_small', 'store_words', 'store_floats', 'spread_word', 'spread_float', 'zero_words', 'zero_floats',
-           'add', 'sub', 'mul', 'fadd', 'fsub', 'fmul', 'to_floats', 'Vector', 'available_paths', 'choose_path',
-           'load_halves', 'fused', 'Code', 'unpack', 'offset', 'dot', 'prefetch']
+           'load_small', 'store_words', 'store_floats', 'spread_word', 'spread_float', 'zero_floats', 'add', 'sub',
+           'mul', 'fadd', 'fsub', 'fmul', 'to_floats', 'Vector', 'available_paths', 'choose_path', 'load_halves',
+           'fused', 'constant', 'Code', 'unpack', 'offset', 'dot', 'prefetch']
 
 # %% ../nbs/09a_vectors.ipynb #3b971bfd
 import os
@@ -138,7 +138,7 @@ def _spreader(result, scalar):
 
 spread_word, spread_float = _spreader(WORDS, _ints[32]), _spreader(FLOATS, _float)
 
-# %% ../nbs/09a_vectors.ipynb #2cdd06b9
+# %% ../nbs/09a_vectors.ipynb #9cdcfaf3
 def _operation(kind, n, emit, result=None):
     "An intrinsic of n vectors of one kind."
     result = result or kind
@@ -153,7 +153,6 @@ def _operation(kind, n, emit, result=None):
         def op(typingctx, x, y): return result(kind, kind), lambda context, builder, signature, args: emit(builder, *args)
     return op
 
-zero_words = _operation(WORDS, 0, lambda builder: _constant(WORDS.llvm, 0))
 zero_floats = _operation(FLOATS, 0, lambda builder: _constant(FLOATS.llvm, 0.0))
 add, sub, mul = (_operation(WORDS, 2, getattr(ir.IRBuilder, name)) for name in ("add", "sub", "mul"))
 fadd, fsub, fmul = (_operation(FLOATS, 2, getattr(ir.IRBuilder, name)) for name in ("fadd", "fsub", "fmul"))
@@ -170,6 +169,12 @@ def fused(typingctx, x, y, z):
     "x·y + z rounded once."
     def codegen(context, builder, signature, args): return _call(builder, "llvm.fma.v16f32", FLOATS.llvm, *args)
     return FLOATS(FLOATS, FLOATS, FLOATS), codegen
+
+# %% ../nbs/09a_vectors.ipynb #3f26a137
+@intrinsic(prefer_literal=True)
+def constant(typingctx, n):
+    "A literal integer in all lanes."
+    return WORDS(n), lambda context, builder, signature, args: _constant(WORDS.llvm, n.literal_value)
 
 # %% ../nbs/09a_vectors.ipynb #d6821be8
 @dataclass(frozen=True)
