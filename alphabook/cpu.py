@@ -323,19 +323,20 @@ def _pack_head(first, R, leaf, row, at, per_leaf, values, w): # numbers [n, …]
         start = (r//R*groups + r % R//16)*row + at + r % R % 16
         for j in range(values.shape[1]): w[start + j//per_leaf*leaf + j % per_leaf*16] = values[i, j]
 
-# %% ../nbs/09b_cpu.ipynb #a449b965
+# %% ../nbs/09b_cpu.ipynb #085ddcba
 @njit(**_jit)
-def _pack_codes(first, R, head, step, row, planes, q, w): # codes uint8 [n, K] of rows first … → w uint8
-    "Codes into planes: plane by plane, low bits first; w must come zeroed."
+def _pack_codes(first, R, head, step, row, planes, q, w): # words of codes uint32 [n, K/4] of rows first … → w uint32
+    "Codes into planes: plane by plane, low bits first; w must come zeroed; all sizes in words."
     groups = -(-R//16)
     for i in range(q.shape[0]):
         r = first + i
-        start = (r//R*groups + r % R//16)*row + r % R % 16*4
+        start = (r//R*groups + r % R//16)*row + r % R % 16
         for k in range(q.shape[1]):
-            s, word, low, n = k >> 5, k >> 2 & 7, 0, 0
-            o = start + (s//8 + 1)*head + s*step + (k & 3)
+            s, word, low, n = k >> 3, k & 7, 0, 0
+            o = start + (s//8 + 1)*head + s*step
             for bits in planes:
-                w[o + (n + word % bits)*64] |= np.uint8(((q[i, k] >> low) & ((1 << bits) - 1)) << bits*(word//bits))
+                mask = np.uint32(((1 << bits) - 1)*0x01010101)
+                w[o + (n + word % bits)*16] |= (q[i, k] >> np.uint32(low) & mask) << np.uint32(bits*(word//bits))
                 low, n = low + bits, n + bits
 
 # %% ../nbs/09b_cpu.ipynb #1b8749f7
@@ -595,14 +596,14 @@ def _places(code: str): # uint8 [256]
     places[np.frombuffer(Code.parse(code).table, np.uint8)] = range(16)
     return places
 
-# %% ../nbs/09b_cpu.ipynb #8306fb27
+# %% ../nbs/09b_cpu.ipynb #c42228a2
 class Matrix:
     "A weight matrix [R, K], or a stack of E of them, as the CPU kernels read it; `data` stays the mapped file for `embed`."
     def __init__(self, data, # uint8 [E·R, row_bytes]
                  type: str, # ggml type name
                  rows_only: bool = False, # it will be read by `embed` only
                  n_stacked: int = 1): # E
-        self.data, self.type, self.n_rows = data, type, len(data)
+        self.data, self.type, self.n_rows, self.stack_rows = data, type, len(data), len(data)//n_stacked
         if rows_only: return
         if type in FLOAT_TYPES: self.kind, self.floats = "float", decode(data, type)
         else:
@@ -633,7 +634,7 @@ class Matrix:
             _pack_head(*place, *sizes, values, self.packed.view(values.dtype))
         codes, planes = (v.q + np.int8(p.offset)).view(np.uint8).reshape(n, -1), Code.parse(p.code).planes
         if "=" in p.code: codes = _places(p.code)[codes]
-        _pack_codes(*place, p.head, p.step, row, np.array(planes), codes, self.packed)
+        _pack_codes(*place, p.head//4, p.step//4, row//4, np.array(planes), codes.view(np.uint32), self.packed.view(np.uint32))
 
 # %% ../nbs/09b_cpu.ipynb #0ca06102
 def load_matrix(data, # uint8 [R, row_bytes], as in the file

@@ -1,5 +1,5 @@
 """The arithmetic contract: recorded hashes, extremes, and its distance from float32 beside llama.cpp's."""
-import json, pathlib, sys
+import dataclasses, json, pathlib, sys
 import numpy as np
 import pytest
 
@@ -20,10 +20,13 @@ RECORDED = json.loads((GOLDEN / 'contract.json').read_text())
 def spec_product(v, x): return spec.quantized_product(v, quantize_acts(x))
 
 
-def cpu_product(v, x):
+def cpu_product(v, x, type=None):
+    "By the kernels of a type with float32 scales, or by signed bytes, which hold every type's integers."
+    group, has_min = min(32, v.q.shape[-1]), v.m is not None
+    p = cpu.packing(type) if type else cpu.Packing('8', 0, v.block, group, has_min)
     w = cpu.Matrix.__new__(cpu.Matrix)
     w.n_rows = len(v.q)
-    w.allocate(v)
+    w.allocate(v, dataclasses.replace(p, half=False))
     w.fill(slice(None), v)
     return cpu.matmul(w, x)
 
@@ -51,7 +54,7 @@ def test_extremes(type, extreme):
     if extreme == 'zero': x[:] = 0
     v.d *= np.float32(2.0**-100 if extreme == 'largest' else 1)
     if v.m is not None: v.m *= np.float32(2.0**-100 if extreme == 'largest' else 1)
-    a, b = spec_product(v, x), cpu_product(v, x)
+    a, b = spec_product(v, x), cpu_product(v, x, type)
     assert a.tobytes() == b.tobytes() and np.isfinite(a).all()
 
 
@@ -69,7 +72,7 @@ def test_saturated_sums_are_exact(type):
     total = int((q * sc[..., None]).sum()) * 127 * STEPS
     offset = 0 if v.mn is None else int((v.mn.astype(np.int64) * v.q.shape[-1]).sum()) * 127 * STEPS
     exact = (total - offset) * float(acts.d[0, 0])
-    for y in (spec_product(v, np.ones((1, 256), np.float32)), cpu_product(v, np.ones((1, 256), np.float32))):
+    for y in (spec_product(v, np.ones((1, 256), np.float32)), cpu_product(v, np.ones((1, 256), np.float32), type)):
         assert abs(float(y[0, 0]) - exact) <= 1e-6 * max(abs(total), abs(offset)) * float(acts.d[0, 0])
     assert int_bound(type) < 2**31
 

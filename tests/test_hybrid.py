@@ -207,7 +207,7 @@ def test_a_read_only_file_serves_experts(tmp_path):
 def test_a_mapped_matrix_is_the_matrix(type, W, monkeypatch):
     data, x = random_blocks(type, 33, 768, np.random.default_rng(8)), floats(9, W, 768, low=-3, high=3)
     want = cpu.matmul(cpu.load_matrix(data, type), x)
-    monkeypatch.setattr(cpu_experts, 'UNPACK_LIMIT', 1000)
+    for limit in ('UNPACK_LIMIT', 'PACK_LIMIT'): monkeypatch.setattr(cpu_experts, limit, 1000)
     w = cpu.load_matrix(data, type)
     assert isinstance(w, cpu.MappedMatrix) and bits(cpu.matmul(w, x)) == bits(want)
 
