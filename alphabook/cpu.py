@@ -10,7 +10,7 @@ __all__ = ['float_bits', 'bits_float', 'F', 'MAGIC', 'LOG2E', 'LN2_HI', 'LN2_LO'
            'aligned_zeros', 'Matrix', 'load_matrix', 'product', 'matmul', 'embed', 'rms_norm', 'gated', 'softcap',
            'rope_angles', 'apply_rope', 'half_to_float', 'attention']
 
-# %% ../nbs/09b_cpu.ipynb #24f38199
+# %% ../nbs/09b_cpu.ipynb #e21eb118
 import functools, os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from .blocks import FLOAT_TYPES, IntView, decode, format_of, int_view
 from .codebooks import FP4_VALUES, IQ4_VALUES
 from .vectors import (
     Code, add, choose_path, constant, dot, fadd, fmul, fsub, fused, load_floats, load_halves, load_small, load_words,
-    mul, offset, spread_float, spread_word, store_floats, store_words, sub, to_floats, unpack, zero_floats)
+    moves, mul, offset, prefetch, spread_float, spread_word, store_floats, store_words, sub, to_floats, unpack, zero_floats)
 
 # %% ../nbs/09b_cpu.ipynb #469dac30
 @intrinsic
@@ -295,7 +295,7 @@ class Packing:
     def step(self) -> int: return Code.parse(self.code).nbytes
     def nbytes(self, steps: int) -> int: return -(-steps//8)*self.head + steps*self.step   # of 16 rows
 
-# %% ../nbs/09b_cpu.ipynb #d80a1f4a
+# %% ../nbs/09b_cpu.ipynb #c09a78e9
 TABLES = dict(IQ4_NL=(IQ4_VALUES, 0), IQ4_XS=(IQ4_VALUES, 0), MXFP4=(FP4_VALUES, 16))    # values, and what to add
 
 def packing(type: str, # a quantized type
@@ -309,8 +309,8 @@ def packing(type: str, # a quantized type
         return Packing("4=" + (values + np.int8(offset)).tobytes().hex(), offset, **rest)
     low, high = f.q
     offset = 1 << (-low - 1).bit_length() if low < 0 else 0
-    for code, top in (("2", 3), ("2+1", 7), ("4", 15), ("4+1", 31), ("4+2", 63)):
-        if high + offset <= top: return Packing(code, offset, **rest)
+    bits = (high + offset).bit_length()
+    if bits < 8: return Packing(str(bits), offset, **rest)
     return Packing("8", 0, **rest)
 
 # %% ../nbs/09b_cpu.ipynb #aa735119
@@ -323,21 +323,19 @@ def _pack_head(first, R, leaf, row, at, per_leaf, values, w): # numbers [n, …]
         start = (r//R*groups + r % R//16)*row + at + r % R % 16
         for j in range(values.shape[1]): w[start + j//per_leaf*leaf + j % per_leaf*16] = values[i, j]
 
-# %% ../nbs/09b_cpu.ipynb #085ddcba
+# %% ../nbs/09b_cpu.ipynb #1f5a4c40
 @njit(**_jit)
-def _pack_codes(first, R, head, step, row, planes, q, w): # words of codes uint32 [n, K/4] of rows first … → w uint32
-    "Codes into planes: plane by plane, low bits first; w must come zeroed; all sizes in words."
+def _pack_codes(first, R, head, step, row, pieces, q, w): # words of codes uint32 [n, K/4] of rows first … → w uint32
+    "Codes by `moves`, int64 [n, 5]; w must come zeroed; all sizes in words."
     groups = -(-R//16)
     for i in range(q.shape[0]):
         r = first + i
         start = (r//R*groups + r % R//16)*row + r % R % 16
-        for k in range(q.shape[1]):
-            s, word, low, n = k >> 3, k & 7, 0, 0
+        for s in range(q.shape[1]//8):
             o = start + (s//8 + 1)*head + s*step
-            for bits in planes:
-                mask = np.uint32(((1 << bits) - 1)*0x01010101)
-                w[o + (n + word % bits)*16] |= (q[i, k] >> np.uint32(low) & mask) << np.uint32(bits*(word//bits))
-                low, n = low + bits, n + bits
+            for word, low, n, vector, up in pieces:
+                mask = np.uint32(((1 << n) - 1)*0x01010101)
+                w[o + vector*16] |= (q[i, s*8 + word] >> np.uint32(low) & mask) << np.uint32(up)
 
 # %% ../nbs/09b_cpu.ipynb #1b8749f7
 RECORD, A, SUM = 12, 8, 9                      # words of a record; where a, and a times the sums, are
@@ -389,7 +387,7 @@ def activations(x, # float32 [W, K]
     share(_activations, W, 32*x.size, x, records, records.view(np.int8), d)
     return records.reshape(-1), d
 
-# %% ../nbs/09b_cpu.ipynb #d43ef497
+# %% ../nbs/09b_cpu.ipynb #51e94160
 @njit(inline="always")
 def _sum_32(PATH, CODE, OFFSET, u, x, k):
     "a·Σ q·x over 32 weights with one record of activations."
@@ -419,6 +417,11 @@ def _load_d(PATH, HALF, w, at):
     return load_halves(PATH, w, at) if HALF else load_floats(w, at)
 
 @njit(inline="always")
+def _read_ahead(STEP, w, at):
+    "Ask for the step that comes 2 KB later."
+    for i in range(STEP//64): prefetch(w, at + 2048 + i*64)
+
+@njit(inline="always")
 def _store_rows(out, at, n, edge, v):
     "Store a result of each of 16 rows, or of n if there are fewer."
     if n >= 16: store_floats(out, at, v)
@@ -426,7 +429,7 @@ def _store_rows(out, at, n, edge, v):
         store_floats(edge, 0, v)
         for i in range(n): out[at + i] = edge[i]
 
-# %% ../nbs/09b_cpu.ipynb #6b8e5863
+# %% ../nbs/09b_cpu.ipynb #52437708
 def _one_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP):
     "The kernel of superblock types for one column at a time."
     LEAF, SC, PER, HALF = HEAD + 8*STEP, 64*(1 + HAS_MIN), 512//GROUP, 16*(32//GROUP - 1)
@@ -444,6 +447,7 @@ def _one_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP):
                     for j in range(8):
                         k, at = ((b*8 + j)*W + c)*RECORD, o + SC + j*PER
                         u = unpack(PATH, CODE, w, o + HEAD + j*STEP)
+                        _read_ahead(STEP, w, o + HEAD + j*STEP)
                         s = _sum_256(PATH, CODE, OFFSET, GROUP, u, load_small(w, at), load_small(w, at + HALF), x, k)
                         if HAS_MIN: m = add(m, _min_256(GROUP, load_small(w, at + MN - SC), load_small(w, at + MN - SC + HALF), x, k))
                         if HAS_MIN or j < 4: s0 = add(s0, s)
@@ -455,7 +459,7 @@ def _one_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP):
                 _store_rows(out, c*R + g*16, R - g*16, edge, total)
     return one_256
 
-# %% ../nbs/09b_cpu.ipynb #872f532f
+# %% ../nbs/09b_cpu.ipynb #9c5f5891
 COLUMNS = 32                                   # columns at a time
 
 def _many_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP):
@@ -475,6 +479,7 @@ def _many_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP):
                 for b in range(n):
                     for j in range(8):
                         u, at = unpack(PATH, CODE, w, o + HEAD + j*STEP), o + SC + j*PER
+                        _read_ahead(STEP, w, o + HEAD + j*STEP)
                         sc0, sc1 = load_small(w, at), load_small(w, at + HALF)
                         if HAS_MIN: mn0, mn1 = load_small(w, at + MN - SC), load_small(w, at + MN - SC + HALF)
                         k, half = ((b*8 + j)*W + first)*RECORD, 0 if HAS_MIN else j//4*16
@@ -496,7 +501,7 @@ def _many_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP):
                 for c in range(C): _store_rows(out, (first + c)*R + g*16, R - g*16, edge, load_floats(totals, c*16))
     return many_256
 
-# %% ../nbs/09b_cpu.ipynb #b1fd3b51
+# %% ../nbs/09b_cpu.ipynb #5e9db294
 def _one_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D):
     "The kernel of types with blocks of 32 for one column at a time; D: bytes of 16 scales."
     @njit(**_jit)
@@ -511,6 +516,7 @@ def _one_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D):
                     t = zero_floats()
                     for j in range(min(8, n - leaf*8)):
                         k, u = ((leaf*8 + j)*W + c)*RECORD, unpack(PATH, CODE, w, o + HEAD + j*STEP)
+                        _read_ahead(STEP, w, o + HEAD + j*STEP)
                         s = _sum_32(PATH, CODE, OFFSET, u, x, k)
                         t = fused(_load_d(PATH, HALF, w, o + j*D), to_floats(s), t)
                         if HAS_MIN: t = fused(_load_d(PATH, HALF, w, o + (8 + j)*D), to_floats(spread_word(x, k + SUM)), t)
@@ -519,7 +525,7 @@ def _one_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D):
                 _store_rows(out, c*R + g*16, R - g*16, edge, total)
     return one_32
 
-# %% ../nbs/09b_cpu.ipynb #bf67a5de
+# %% ../nbs/09b_cpu.ipynb #d94cb5e2
 def _many_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D):
     "The kernel of types with blocks of 32 for many columns: t of each column's leaf, and the result so far."
     @njit(**_jit)
@@ -535,6 +541,7 @@ def _many_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D):
                 for leaf in range(xd.shape[0]):
                     for j in range(min(8, n - leaf*8)):
                         u, k = unpack(PATH, CODE, w, o + HEAD + j*STEP), ((leaf*8 + j)*W + first)*RECORD
+                        _read_ahead(STEP, w, o + HEAD + j*STEP)
                         d = _load_d(PATH, HALF, w, o + j*D)
                         if HAS_MIN: m = _load_d(PATH, HALF, w, o + (8 + j)*D)
                         for c in range(C):
@@ -596,7 +603,7 @@ def _places(code: str): # uint8 [256]
     places[np.frombuffer(Code.parse(code).table, np.uint8)] = range(16)
     return places
 
-# %% ../nbs/09b_cpu.ipynb #c42228a2
+# %% ../nbs/09b_cpu.ipynb #77773777
 class Matrix:
     "A weight matrix [R, K], or a stack of E of them, as the CPU kernels read it; `data` stays the mapped file for `embed`."
     def __init__(self, data, # uint8 [E·R, row_bytes]
@@ -632,9 +639,9 @@ class Matrix:
             size, values = values.itemsize, values.reshape(n, -1)
             sizes = (p.head + 8*p.step)//size, row//size, at//size, per_leaf
             _pack_head(*place, *sizes, values, self.packed.view(values.dtype))
-        codes, planes = (v.q + np.int8(p.offset)).view(np.uint8).reshape(n, -1), Code.parse(p.code).planes
+        codes, pieces = (v.q + np.int8(p.offset)).view(np.uint8).reshape(n, -1), np.array(moves(Code.parse(p.code).bits))
         if "=" in p.code: codes = _places(p.code)[codes]
-        _pack_codes(*place, p.head//4, p.step//4, row//4, np.array(planes), codes.view(np.uint32), self.packed.view(np.uint32))
+        _pack_codes(*place, p.head//4, p.step//4, row//4, pieces, codes.view(np.uint32), self.packed.view(np.uint32))
 
 # %% ../nbs/09b_cpu.ipynb #0ca06102
 def load_matrix(data, # uint8 [R, row_bytes], as in the file

@@ -6,7 +6,7 @@
 __all__ = ['LANES', 'BYTES', 'WORDS', 'FLOATS', 'CODES', 'PORTABLE', 'AVX2', 'VNNI', 'load_bytes', 'load_words', 'load_floats',
            'load_small', 'store_words', 'store_floats', 'spread_word', 'spread_float', 'zero_floats', 'add', 'sub',
            'mul', 'fadd', 'fsub', 'fmul', 'to_floats', 'Vector', 'available_paths', 'choose_path', 'load_halves',
-           'fused', 'constant', 'Code', 'unpack', 'offset', 'dot', 'prefetch']
+           'fused', 'constant', 'Code', 'moves', 'unpack', 'offset', 'dot', 'prefetch']
 
 # %% ../nbs/09a_vectors.ipynb #3b971bfd
 import os
@@ -176,23 +176,23 @@ def constant(typingctx, n):
     "A literal integer in all lanes."
     return WORDS(n), lambda context, builder, signature, args: _constant(WORDS.llvm, n.literal_value)
 
-# %% ../nbs/09a_vectors.ipynb #d6821be8
+# %% ../nbs/09a_vectors.ipynb #3d68d4f6
 @dataclass(frozen=True)
 class Code:
-    "How the weights of a type are stored, from its name."
-    planes: tuple                      # bits of each plane, low bits first
+    "How weights are stored, from a name such as \"5\" or \"4=<table in hex>\"."
+    bits: int
     table: bytes = b""                 # 16 values, or none
 
     @staticmethod
     def parse(name: str) -> "Code":
-        planes, _, table = name.partition("=")
-        return Code(tuple(map(int, planes.split("+"))), bytes.fromhex(table))
+        bits, _, table = name.partition("=")
+        return Code(int(bits), bytes.fromhex(table))
 
     @property
-    def nbytes(self) -> int: return 64*sum(self.planes)          # of 32 weights of 16 rows
+    def nbytes(self) -> int: return 64*self.bits                 # of 32 weights of 16 rows
 
     @property
-    def top(self) -> int: return max(self.table) if self.table else 2**sum(self.planes) - 1
+    def top(self) -> int: return max(self.table) if self.table else 2**self.bits - 1
 
     @property
     def signed(self) -> bool: return self.top > 127              # the bytes are int8, else 0 … top
@@ -200,17 +200,31 @@ class Code:
     @property
     def span(self) -> int: return 1 if self.signed else min(8, 32767//(2*127*self.top))   # products that fit an int16
 
-# %% ../nbs/09a_vectors.ipynb #d21baa6c
-def _plane_bits(builder, planes, i):
-    "Word i of 32 codes, from vectors of each plane: {bits: [vector, …]} in order."
-    word, low = None, 0
-    for bits, vectors in planes:
-        v, shift = vectors[i % bits], bits*(i//bits)
-        if bits < 8:
-            if shift > low: v = builder.lshr(v, _constant(BYTES.llvm, shift - low))
-            if shift < low: v = builder.shl(v, _constant(BYTES.llvm, low - shift))
-            v = builder.and_(v, _constant(BYTES.llvm, (2**bits - 1) << low))
-        word, low = v if word is None else builder.or_(word, v), low + bits
+# %% ../nbs/09a_vectors.ipynb #8ad55106
+def moves(bits: int, # of a code, 2 … 8
+          ) -> list: # of (word, first bit of it, number of bits, vector, first bit there)
+    "Where the bits of eight words are."
+    whole = 8//bits*bits                                         # words that stay in one piece
+    pieces = [(i, 0, bits, i % bits, i//bits*bits) for i in range(whole)]
+    rest = [(v, up) for v in range(bits) for up in range(whole, 8)]
+    for i, (vector, up) in enumerate(rest):
+        word, low = whole + i//bits, i % bits
+        last = pieces[-1]
+        if low and last[3] == vector: pieces[-1] = (word, last[1], last[2] + 1, vector, last[4])   # one bit more
+        else: pieces.append((word, low, 1, vector, up))
+    return pieces
+
+# %% ../nbs/09a_vectors.ipynb #748d3a3d
+def _gather(builder, vectors, pieces):
+    "A word from its pieces."
+    word = None
+    for _, low, n, vector, up in pieces:
+        v = vectors[vector]
+        if n < 8:
+            if up > low: v = builder.lshr(v, _constant(BYTES.llvm, up - low))
+            if up < low: v = builder.shl(v, _constant(BYTES.llvm, low - up))
+            v = builder.and_(v, _constant(BYTES.llvm, (2**n - 1) << low))
+        word = v if word is None else builder.or_(word, v)
     return word
 
 # %% ../nbs/09a_vectors.ipynb #ccfe40fb
@@ -241,18 +255,15 @@ def _look_up(builder, path, code, table):
     shuffle = lambda t, c: _call(builder, "llvm.x86.avx2.pshuf.b", c.type, t, c)
     return _join(builder, [shuffle(*pair) for pair in zip(_parts(builder, whole, 2), _parts(builder, code, 2))])
 
-# %% ../nbs/09a_vectors.ipynb #acfc9071
+# %% ../nbs/09a_vectors.ipynb #443c2851
 @intrinsic(prefer_literal=True)
 def unpack(typingctx, path, code, array, at):
     "The 32 codes of 16 rows that begin at array[at], as eight words; path and code are literals."
     kind = Code.parse(code.literal_value)
     def codegen(context, builder, signature, args):
         start = _address(context, builder, signature, args, 2, BYTES.llvm)
-        planes, n = [], 0
-        for bits in kind.planes:
-            vectors = [builder.load(builder.gep(start, [_ints[32](n + i)]), align=1) for i in range(bits)]
-            planes, n = [*planes, (bits, vectors)], n + bits
-        words = [_plane_bits(builder, planes, i) for i in range(8)]
+        vectors = [builder.load(builder.gep(start, [_ints[32](i)]), align=1) for i in range(kind.bits)]
+        words = [_gather(builder, vectors, [m for m in moves(kind.bits) if m[0] == i]) for i in range(8)]
         if kind.table: words = [_look_up(builder, path.literal_value, w, kind.table) for w in words]
         return context.make_tuple(builder, signature.return_type, words)
     return CODES(path, code, array, types.intp), codegen
