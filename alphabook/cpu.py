@@ -6,11 +6,11 @@
 __all__ = ['float_bits', 'bits_float', 'F', 'MAGIC', 'LOG2E', 'LN2_HI', 'LN2_LO', 'EXP_MAX', 'EXP_MIN', 'P6', 'P5', 'P4', 'P3',
            'P2', 'ZERO', 'ONE', 'INF', 'TABLES', 'RECORD', 'A', 'SUM', 'COLUMNS', 'ROWS', 'fma', 'exp', 'silu', 'gelu',
            'fold', 'dot_32_lanes', 'lane_dot', 'quantize_rows', 'quantize', 'dot_32', 'product_256', 'product_32',
-           'product_float', 'set_threads', 'share', 'Packing', 'packing', 'activations', 'kernels', 'set_vectors',
+           'set_threads', 'share', 'Packing', 'packing', 'activations', 'kernels', 'float_kernel', 'set_vectors',
            'aligned_zeros', 'Matrix', 'load_matrix', 'product', 'matmul', 'embed', 'rms_norm', 'gated', 'softcap',
            'rope_angles', 'apply_rope', 'half_to_float', 'attention']
 
-# %% ../nbs/09b_cpu.ipynb #e21eb118
+# %% ../nbs/09b_cpu.ipynb #4030cd35
 import functools, os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,9 +24,11 @@ from numba.extending import intrinsic
 import alphabook.codebooks                     # registers the IQ, TQ and MXFP4 formats
 from .blocks import FLOAT_TYPES, IntView, decode, format_of, int_view
 from .codebooks import FP4_VALUES, IQ4_VALUES
+from .modelfile import TYPE
 from .vectors import (
-    Code, add, choose_path, constant, dot, fadd, fmul, fsub, fused, load_floats, load_halves, load_small, load_words,
-    moves, mul, offset, prefetch, spread_float, spread_word, store_floats, store_words, sub, to_floats, unpack, zero_floats)
+    Code, add, choose_path, constant, dot, fadd, fmul, fsub, fused, load_brains, load_floats, load_halves,
+    load_small, load_words, moves, mul, offset, prefetch, spread_float, spread_word, store_floats, store_words, sub,
+    to_floats, unpack, zero_floats)
 
 # %% ../nbs/09b_cpu.ipynb #469dac30
 @intrinsic
@@ -240,14 +242,6 @@ def product_32(lo, hi, q, d, m, has_min, xq, xs, xd, out):
                 total = total + t*xd[w, leaf >> 3]
             out[w, r] = total
 
-# %% ../nbs/09b_cpu.ipynb #ef5e74e7
-@njit(**_jit)
-def product_float(lo, hi, wf, x, out):
-    "Rows lo … hi of float matrices: wf float32 [R, K], x float32 [W, K], out float32 [W, R]."
-    s = np.empty(256, F)
-    for r in range(lo, hi):
-        for w in range(x.shape[0]): out[w, r] = lane_dot(wf[r], x[w], s)
-
 # %% ../nbs/09b_cpu.ipynb #d171c8d9
 _cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 _threads = [_cores]
@@ -313,9 +307,9 @@ def packing(type: str, # a quantized type
     if bits < 8: return Packing(str(bits), offset, **rest)
     return Packing("8", 0, **rest)
 
-# %% ../nbs/09b_cpu.ipynb #aa735119
+# %% ../nbs/09b_cpu.ipynb #91f75bde
 @njit(**_jit)
-def _pack_head(first, R, leaf, row, at, per_leaf, values, w): # numbers [n, …] of rows first … → w, an array of the same dtype
+def _pack_head(first, R, leaf, row, at, per_leaf, values, w): # numbers [n, …] of rows first … → w, of the same dtype
     "Numbers of rows into the heads: per_leaf of them each, from place `at`; all sizes in elements of w."
     groups = -(-R//16)
     for i in range(values.shape[0]):
@@ -323,9 +317,9 @@ def _pack_head(first, R, leaf, row, at, per_leaf, values, w): # numbers [n, …]
         start = (r//R*groups + r % R//16)*row + at + r % R % 16
         for j in range(values.shape[1]): w[start + j//per_leaf*leaf + j % per_leaf*16] = values[i, j]
 
-# %% ../nbs/09b_cpu.ipynb #1f5a4c40
+# %% ../nbs/09b_cpu.ipynb #e2ffc944
 @njit(**_jit)
-def _pack_codes(first, R, head, step, row, pieces, q, w): # words of codes uint32 [n, K/4] of rows first … → w uint32
+def _pack_codes(first, R, head, step, row, pieces, q, w): # words of codes uint32 [n, K/4] of rows first … → uint32
     "Codes by `moves`, int64 [n, 5]; w must come zeroed; all sizes in words."
     groups = -(-R//16)
     for i in range(q.shape[0]):
@@ -360,9 +354,9 @@ def _record(x, first, last, inv, a, record, q): # float32 [n]; inv/a; int32 [REC
         record[SUM + 1 + half] = a*total
     record[A], record[SUM] = a, record[SUM + 1] + record[SUM + 2]
 
-# %% ../nbs/09b_cpu.ipynb #a2cd937f
+# %% ../nbs/09b_cpu.ipynb #e1807748
 @njit(**_jit)
-def _activations(lo, hi, x, records, q, d): # float32 [W, K] → int32 [nb·8, W, RECORD], the same as int8, float32 [nb, W]
+def _activations(lo, hi, x, records, q, d): # float32 [W, K]; int32 [nb·8, W, RECORD], as int8; float32 [nb, W]
     "Columns lo … hi."
     for c in range(lo, hi):
         for b in range(d.shape[0]):
@@ -429,7 +423,7 @@ def _store_rows(out, at, n, edge, v):
         store_floats(edge, 0, v)
         for i in range(n): out[at + i] = edge[i]
 
-# %% ../nbs/09b_cpu.ipynb #52437708
+# %% ../nbs/09b_cpu.ipynb #00f1183b
 def _one_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP):
     "The kernel of superblock types for one column at a time."
     LEAF, SC, PER, HALF = HEAD + 8*STEP, 64*(1 + HAS_MIN), 512//GROUP, 16*(32//GROUP - 1)
@@ -449,11 +443,13 @@ def _one_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP):
                         u = unpack(PATH, CODE, w, o + HEAD + j*STEP)
                         _read_ahead(STEP, w, o + HEAD + j*STEP)
                         s = _sum_256(PATH, CODE, OFFSET, GROUP, u, load_small(w, at), load_small(w, at + HALF), x, k)
-                        if HAS_MIN: m = add(m, _min_256(GROUP, load_small(w, at + MN - SC), load_small(w, at + MN - SC + HALF), x, k))
+                        at += MN - SC
+                        if HAS_MIN: m = add(m, _min_256(GROUP, load_small(w, at), load_small(w, at + HALF), x, k))
                         if HAS_MIN or j < 4: s0 = add(s0, s)
                         else: s1 = add(s1, s)
-                    if HAS_MIN: t = fsub(fmul(load_floats(w, o), to_floats(s0)), fmul(load_floats(w, o + 64), to_floats(m)))
-                    else: t = fmul(load_floats(w, o), fadd(to_floats(s0), to_floats(s1)))
+                    d, f = load_floats(w, o), to_floats(s0)
+                    if HAS_MIN: t = fsub(fmul(d, f), fmul(load_floats(w, o + 64), to_floats(m)))
+                    else: t = fmul(d, fadd(f, to_floats(s1)))
                     total = fadd(total, fmul(t, spread_float(xd, b*W + c)))
                     o += LEAF
                 _store_rows(out, c*R + g*16, R - g*16, edge, total)
@@ -568,6 +564,44 @@ def kernels(p: Packing, # what to compile for
     else: make, args = (_one_32, _many_32), (p.half, p.has_min, p.head, p.step, 16*p.d_bytes)
     return tuple(f(path, p.code, add_, *args) for f in make)
 
+# %% ../nbs/09b_cpu.ipynb #bd9623e5
+@njit(inline="always")
+def _load_wide(PATH, KIND, w, at):
+    "Sixteen weights of FLOAT_TYPES[KIND] as float32."
+    if KIND == 0: return load_floats(w, at)
+    return load_halves(PATH, w, at) if KIND == 1 else load_brains(w, at)
+
+@functools.cache
+def float_kernel(path: str, # "portable", "avx2" or "vnni"
+                 type: str): # one of FLOAT_TYPES
+    "The kernel of a float type; a task is a row."
+    PATH, KIND, SIZE = path, ("F32", "F16", "BF16").index(type), 4 if type == "F32" else 2
+    @njit(**_jit)
+    def float_rows(lo, hi, w, experts, starts, R, K, x, out):
+        "Rows lo … hi of w uint8 [E·R·K·SIZE]; x float32 [W·K], out float32 [W·R]."
+        s, end, w_end, x_end = np.empty(256, F), K - K % 16, np.zeros(64, np.uint8), np.zeros(16, F)
+        L = 32 if K <= 256 else 256
+        for task in range(lo, hi):
+            i, o = task//R, (experts[task//R]*R + task % R)*K*SIZE
+            for b in range((K - end)*SIZE): w_end[b] = w[o + end*SIZE + b]
+            for c in range(starts[i], starts[i + 1]):
+                for l in range(0, L, 32):
+                    s0, s1 = zero_floats(), zero_floats()
+                    for k in range(l, K - K % L, L):
+                        s0 = fused(_load_wide(PATH, KIND, w, o + k*SIZE), load_floats(x, c*K + k), s0)
+                        s1 = fused(_load_wide(PATH, KIND, w, o + (k + 16)*SIZE), load_floats(x, c*K + k + 16), s1)
+                    store_floats(s, l, s0)
+                    store_floats(s, l + 16, s1)
+                for k in range(K - K % L, end, 16):
+                    l = k % L
+                    store_floats(s, l, fused(_load_wide(PATH, KIND, w, o + k*SIZE), load_floats(x, c*K + k), load_floats(s, l)))
+                if end < K:
+                    for k in range(end, K): x_end[k - end] = x[c*K + k]
+                    l = end % L
+                    store_floats(s, l, fused(_load_wide(PATH, KIND, w_end, 0), load_floats(x_end, 0), load_floats(s, l)))
+                out[c*R + task % R] = fold(s, L)
+    return float_rows
+
 # %% ../nbs/09b_cpu.ipynb #f90f806b
 _path = [choose_path(os.environ.get("ALPHABOOK_VECTORS"))]
 
@@ -603,7 +637,7 @@ def _places(code: str): # uint8 [256]
     places[np.frombuffer(Code.parse(code).table, np.uint8)] = range(16)
     return places
 
-# %% ../nbs/09b_cpu.ipynb #77773777
+# %% ../nbs/09b_cpu.ipynb #876cccc5
 class Matrix:
     "A weight matrix [R, K], or a stack of E of them, as the CPU kernels read it; `data` stays the mapped file for `embed`."
     def __init__(self, data, # uint8 [E·R, row_bytes]
@@ -612,7 +646,7 @@ class Matrix:
                  n_stacked: int = 1): # E
         self.data, self.type, self.n_rows, self.stack_rows = data, type, len(data), len(data)//n_stacked
         if rows_only: return
-        if type in FLOAT_TYPES: self.kind, self.floats = "float", decode(data, type)
+        if type in FLOAT_TYPES: self.packing, self.n_columns = None, data.shape[1]//TYPE[type].size
         else:
             self.allocate(int_view(data[:1], type), packing(type), n_stacked)
             self.unpack()
@@ -627,7 +661,7 @@ class Matrix:
     def allocate(self, one: IntView, # the view of one row, for its shape
                  p: Packing, n_stacked: int = 1):
         "Make room for all rows."
-        self.kind, self.packing, self.stack_rows = "packed", p, self.n_rows//n_stacked
+        self.packing, self.stack_rows = p, self.n_rows//n_stacked
         self.n_columns, self.groups = one.q[0].size, -(-self.stack_rows//16)
         self.packed = aligned_zeros(n_stacked*self.groups*p.nbytes(self.n_columns//32))
 
@@ -651,31 +685,30 @@ def load_matrix(data, # uint8 [R, row_bytes], as in the file
     "Prepare a weight matrix for `matmul` and `embed`."
     return Matrix(data, type, rows_only)
 
-# %% ../nbs/09b_cpu.ipynb #91841c5a
+# %% ../nbs/09b_cpu.ipynb #336b93c6
 def product(w: Matrix, # a stack of matrices [R, K]
-            x, # float32 [W, K], contiguous
+            x, # float32 [W, K]
             experts, starts, # int64 [n], [n + 1]: columns starts[i] … starts[i + 1] use matrix experts[i]
             ): # float32 [W, R]
-    "Columns times the transposed matrices of a packed stack. `ValueError` if K is not the matrix's."
+    "Columns times the transposed matrices of a stack. `ValueError` if K is not the matrix's."
     if x.shape[1] != w.n_columns: raise ValueError(f"{x.shape[1]} activations for a matrix of {w.n_columns} columns")
-    out = np.empty((len(x), w.stack_rows), F)
-    kernel = kernels(w.packing, _path[0])[len(x) > len(experts)]
-    share(kernel, len(experts)*w.groups, out.size*x.shape[1]//4, w.packed, experts, starts, w.groups, w.stack_rows,
-          w.n_columns//32, *activations(x), out.reshape(-1))
+    x, out, R = np.ascontiguousarray(x), np.empty((len(x), w.stack_rows), F), w.stack_rows
+    if w.packing is None:
+        share(float_kernel(_path[0], w.type), len(experts)*R, out.size*w.n_columns, np.ascontiguousarray(w.data).reshape(-1),
+              experts, starts, R, w.n_columns, x.reshape(-1), out.reshape(-1))
+    else:
+        share(kernels(w.packing, _path[0])[len(x) > len(experts)], len(experts)*w.groups, out.size*w.n_columns//4, w.packed,
+              experts, starts, w.groups, R, w.n_columns//32, *activations(x), out.reshape(-1))
     return out
 
-# %% ../nbs/09b_cpu.ipynb #f55b84f1
+# %% ../nbs/09b_cpu.ipynb #93673fad
 _FIRST = np.zeros(1, np.int64)
 
 def matmul(w: Matrix, # weights [R, K]
            x, # float32 [W, K]
            ): # float32 [W, R]
     "x · wᵀ by the contract."
-    x = np.ascontiguousarray(x)
-    if w.kind == "packed": return product(w, x, _FIRST, np.array([0, len(x)]))
-    out = np.empty((len(x), w.n_rows), F)
-    share(product_float, w.n_rows, out.size*x.shape[1], w.floats, x, out)
-    return out
+    return product(w, x, _FIRST, np.array([0, len(x)]))
 
 # %% ../nbs/09b_cpu.ipynb #2548cfe2
 def embed(w: Matrix, # embedding table [n_vocab, n_embd]

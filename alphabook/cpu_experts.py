@@ -6,7 +6,7 @@
 __all__ = ['MAPPED', 'UNPACK_LIMIT', 'PACK_LIMIT', 'unpack_16', 'memory_bytes', 'packed_bytes', 'file_bytes', 'has_room',
            'packed_matrix', 'Experts', 'load_experts', 'expert_matmul', 'MappedMatrix', 'load_matrix', 'matmul']
 
-# %% ../nbs/09c_cpu_experts.ipynb #c6bf3ea7
+# %% ../nbs/09c_cpu_experts.ipynb #48b3d77a
 import os
 import weakref
 
@@ -18,8 +18,7 @@ from numba.extending import intrinsic
 import alphabook.cpu as cpu
 from .blocks import FLOAT_TYPES, format_of
 from .cpu import (
-    F, Matrix, _jit, bits_float, half_to_float, packing, product, product_32, product_256, product_float, quantize,
-    set_threads, share)
+    F, Matrix, _jit, bits_float, half_to_float, packing, product, product_32, product_256, quantize, set_threads, share)
 from .modelfile import TYPE
 
 # %% ../nbs/09c_cpu_experts.ipynb #f44564a4
@@ -166,25 +165,6 @@ def _spans(lo, hi, R): # tasks lo … hi, R a group → int64 [n, 3]: (group, fi
         n, lo = n + 1, end
     return out[:n]
 
-# %% ../nbs/09c_cpu_experts.ipynb #65470e06
-@njit(**_jit)
-def _experts_float(lo, hi, R, experts, starts, wf, x, out):
-    "Float types, as in `product_float`."
-    for g, first, last in _spans(lo, hi, R):
-        a, b, e = starts[g], starts[g + 1], experts[g]*R
-        product_float(first, last, wf[e:e + R], x[a:b], out[a:b])
-
-# %% ../nbs/09c_cpu_experts.ipynb #8b71df97
-def _stacked_product(w: Matrix, # a stack of E matrices [R, K]
-                     x, # float32 [N, K], sorted by expert
-                     experts, starts, # int64 [G], [G + 1]: rows starts[g] … starts[g + 1] use experts[g]
-                     ): # float32 [N, R]
-    "Products with experts in memory."
-    if w.kind == "packed": return product(w, np.ascontiguousarray(x), experts, starts)
-    out = np.empty((len(x), w.stack_rows), F)
-    share(_experts_float, len(experts)*w.stack_rows, out.size*x.shape[1], w.stack_rows, experts, starts, w.floats, x, out)
-    return out
-
 # %% ../nbs/09c_cpu_experts.ipynb #19ced468
 @njit(**_jit)
 def _mapped_256(lo, hi, R, experts, starts, type, has_min, data, xq, xs, xd, out):
@@ -234,14 +214,14 @@ def memory_bytes() -> int: # bytes
     try: return min(total, int(open("/sys/fs/cgroup/memory.max").read()))
     except (OSError, ValueError): return total               # no such file, or it says "max"
 
-# %% ../nbs/09c_cpu_experts.ipynb #963b17af
+# %% ../nbs/09c_cpu_experts.ipynb #2c64bf63
 def packed_bytes(rows: int, # of all experts
                  row_bytes: int, # of the file
                  type: str, # ggml type name
                  ) -> int: # bytes
-    "About what `Matrix` takes: somewhat more than the file, four bytes a weight for floats."
+    "About what `Matrix` takes: somewhat more than the file, nothing for floats, which are read there."
     weights = row_bytes//TYPE[type].size*TYPE[type].block
-    return rows*weights*4 if type in FLOAT_TYPES else (rows + 15)//16*packing(type).nbytes(weights//32)
+    return 0 if type in FLOAT_TYPES else (rows + 15)//16*packing(type).nbytes(weights//32)
 
 def file_bytes(data) -> int: # bytes
     "The size of the mapped file that an array looks into, or of the array that owns the memory."
@@ -270,7 +250,7 @@ def packed_matrix(data, # uint8 [..., row_bytes]
     weakref.finalize(w, lambda: _packed.__setitem__(0, _packed[0] - n))
     return w
 
-# %% ../nbs/09c_cpu_experts.ipynb #799fa942
+# %% ../nbs/09c_cpu_experts.ipynb #05226611
 class Experts:
     "The weights [E, R, K] of all experts of a layer: packed, or left in the mapped file."
     def __init__(self, data, # uint8 [E, R, row_bytes]; the file must stay open
@@ -284,7 +264,7 @@ class Experts:
                 experts, starts, # int64 [G], [G + 1]: rows starts[g] … starts[g + 1] use experts[g]
                 ): # float32 [N, R]
         "Each row times the transposed matrix of its expert."
-        if self.whole is not None: return _stacked_product(self.whole, x, experts, starts)
+        if self.whole is not None: return product(self.whole, x, experts, starts)
         out = np.empty((len(x), self.data.shape[1]), F)
         _mapped_product(self.data, self.type, x, experts, starts, out)
         return out

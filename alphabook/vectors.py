@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['LANES', 'BYTES', 'WORDS', 'FLOATS', 'CODES', 'PORTABLE', 'AVX2', 'VNNI', 'load_bytes', 'load_words', 'load_floats',
-           'load_small', 'store_words', 'store_floats', 'spread_word', 'spread_float', 'zero_floats', 'add', 'sub',
-           'mul', 'fadd', 'fsub', 'fmul', 'to_floats', 'Vector', 'available_paths', 'choose_path', 'load_halves',
-           'fused', 'constant', 'Code', 'moves', 'unpack', 'offset', 'dot', 'prefetch']
+           'load_brains', 'load_small', 'store_words', 'store_floats', 'spread_word', 'spread_float', 'zero_floats',
+           'add', 'sub', 'mul', 'fadd', 'fsub', 'fmul', 'to_floats', 'Vector', 'available_paths', 'choose_path',
+           'load_halves', 'fused', 'constant', 'Code', 'moves', 'unpack', 'offset', 'dot', 'prefetch']
 
 # %% ../nbs/09a_vectors.ipynb #3b971bfd
 import os
@@ -74,7 +74,7 @@ def _spread(builder, scalar, n):
     one = builder.insert_element(blank, scalar, _ints[32](0))
     return builder.shuffle_vector(one, blank, _constant(_vector(_ints[32], n), 0))
 
-# %% ../nbs/09a_vectors.ipynb #2600bef1
+# %% ../nbs/09a_vectors.ipynb #087cf45b
 def _loader(result, stored, convert):
     "An intrinsic that loads a vector and converts it."
     @intrinsic
@@ -88,7 +88,9 @@ def _loader(result, stored, convert):
 load_bytes = _loader(BYTES, BYTES.llvm, lambda builder, v: v)
 load_words = _loader(WORDS, WORDS.llvm, lambda builder, v: v)
 load_floats = _loader(FLOATS, FLOATS.llvm, lambda builder, v: v)
-load_small = _loader(WORDS, _vector(_ints[8], LANES), lambda builder, v: builder.sext(v, WORDS.llvm))   # int8 → int32
+load_brains = _loader(FLOATS, _vector(_ints[16], LANES), lambda builder, v: builder.bitcast(
+    builder.shl(builder.zext(v, WORDS.llvm), _constant(WORDS.llvm, 16)), FLOATS.llvm))                   # bfloat16 → float32
+load_small = _loader(WORDS, _vector(_ints[8], LANES), lambda builder, v: builder.sext(v, WORDS.llvm))     # int8 → int32
 
 # %% ../nbs/09a_vectors.ipynb #0bc98547
 def _widen_halves(builder, v): # <16 x i16> → <16 x float>
