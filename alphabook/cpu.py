@@ -381,7 +381,7 @@ def activations(x, # float32 [W, K]
     share(_activations, W, 32*x.size, x, records, records.view(np.int8), d)
     return records.reshape(-1), d
 
-# %% ../nbs/09b_cpu.ipynb #51e94160
+# %% ../nbs/09b_cpu.ipynb #f110c977
 @njit(inline="always")
 def _sum_32(PATH, CODE, OFFSET, u, x, k):
     "a·Σ q·x over 32 weights with one record of activations."
@@ -411,9 +411,10 @@ def _load_d(PATH, HALF, w, at):
     return load_halves(PATH, w, at) if HALF else load_floats(w, at)
 
 @njit(inline="always")
-def _read_ahead(STEP, w, at):
-    "Ask for the step that comes 2 KB later."
-    for i in range(STEP//64): prefetch(w, at + 2048 + i*64)
+def _read_ahead(STEP, AHEAD, w, at):
+    "Ask for the step that comes AHEAD bytes later, if any."
+    if AHEAD:
+        for i in range(STEP//64): prefetch(w, at + AHEAD + i*64)
 
 @njit(inline="always")
 def _store_rows(out, at, n, edge, v):
@@ -423,8 +424,8 @@ def _store_rows(out, at, n, edge, v):
         store_floats(edge, 0, v)
         for i in range(n): out[at + i] = edge[i]
 
-# %% ../nbs/09b_cpu.ipynb #00f1183b
-def _one_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP):
+# %% ../nbs/09b_cpu.ipynb #17f3d327
+def _one_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP, AHEAD=2048):
     "The kernel of superblock types for one column at a time."
     LEAF, SC, PER, HALF = HEAD + 8*STEP, 64*(1 + HAS_MIN), 512//GROUP, 16*(32//GROUP - 1)
     MN = SC + 8*PER
@@ -441,7 +442,7 @@ def _one_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP):
                     for j in range(8):
                         k, at = ((b*8 + j)*W + c)*RECORD, o + SC + j*PER
                         u = unpack(PATH, CODE, w, o + HEAD + j*STEP)
-                        _read_ahead(STEP, w, o + HEAD + j*STEP)
+                        _read_ahead(STEP, AHEAD, w, o + HEAD + j*STEP)
                         s = _sum_256(PATH, CODE, OFFSET, GROUP, u, load_small(w, at), load_small(w, at + HALF), x, k)
                         at += MN - SC
                         if HAS_MIN: m = add(m, _min_256(GROUP, load_small(w, at), load_small(w, at + HALF), x, k))
@@ -455,10 +456,10 @@ def _one_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP):
                 _store_rows(out, c*R + g*16, R - g*16, edge, total)
     return one_256
 
-# %% ../nbs/09b_cpu.ipynb #9c5f5891
+# %% ../nbs/09b_cpu.ipynb #53cc464e
 COLUMNS = 32                                   # columns at a time
 
-def _many_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP):
+def _many_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP, AHEAD=2048):
     "The kernel of superblock types for many columns: s holds two integer sums of each, t the result so far."
     LEAF, SC, PER, HALF = HEAD + 8*STEP, 64*(1 + HAS_MIN), 512//GROUP, 16*(32//GROUP - 1)
     MN = SC + 8*PER
@@ -475,7 +476,7 @@ def _many_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP):
                 for b in range(n):
                     for j in range(8):
                         u, at = unpack(PATH, CODE, w, o + HEAD + j*STEP), o + SC + j*PER
-                        _read_ahead(STEP, w, o + HEAD + j*STEP)
+                        _read_ahead(STEP, AHEAD, w, o + HEAD + j*STEP)
                         sc0, sc1 = load_small(w, at), load_small(w, at + HALF)
                         if HAS_MIN: mn0, mn1 = load_small(w, at + MN - SC), load_small(w, at + MN - SC + HALF)
                         k, half = ((b*8 + j)*W + first)*RECORD, 0 if HAS_MIN else j//4*16
@@ -497,8 +498,8 @@ def _many_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP):
                 for c in range(C): _store_rows(out, (first + c)*R + g*16, R - g*16, edge, load_floats(totals, c*16))
     return many_256
 
-# %% ../nbs/09b_cpu.ipynb #5e9db294
-def _one_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D):
+# %% ../nbs/09b_cpu.ipynb #c34f57b6
+def _one_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D, AHEAD=2048):
     "The kernel of types with blocks of 32 for one column at a time; D: bytes of 16 scales."
     @njit(**_jit)
     def one_32(lo, hi, w, experts, starts, G, R, n, x, xd, out):
@@ -512,17 +513,18 @@ def _one_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D):
                     t = zero_floats()
                     for j in range(min(8, n - leaf*8)):
                         k, u = ((leaf*8 + j)*W + c)*RECORD, unpack(PATH, CODE, w, o + HEAD + j*STEP)
-                        _read_ahead(STEP, w, o + HEAD + j*STEP)
+                        _read_ahead(STEP, AHEAD, w, o + HEAD + j*STEP)
                         s = _sum_32(PATH, CODE, OFFSET, u, x, k)
                         t = fused(_load_d(PATH, HALF, w, o + j*D), to_floats(s), t)
-                        if HAS_MIN: t = fused(_load_d(PATH, HALF, w, o + (8 + j)*D), to_floats(spread_word(x, k + SUM)), t)
+                        b = to_floats(spread_word(x, k + SUM))
+                        if HAS_MIN: t = fused(_load_d(PATH, HALF, w, o + (8 + j)*D), b, t)
                     total = fadd(total, fmul(t, spread_float(xd, leaf*W + c)))
                     o += HEAD + 8*STEP
                 _store_rows(out, c*R + g*16, R - g*16, edge, total)
     return one_32
 
-# %% ../nbs/09b_cpu.ipynb #d94cb5e2
-def _many_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D):
+# %% ../nbs/09b_cpu.ipynb #b1dc3334
+def _many_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D, AHEAD=2048):
     "The kernel of types with blocks of 32 for many columns: t of each column's leaf, and the result so far."
     @njit(**_jit)
     def many_32(lo, hi, w, experts, starts, G, R, n, x, xd, out):
@@ -537,7 +539,7 @@ def _many_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D):
                 for leaf in range(xd.shape[0]):
                     for j in range(min(8, n - leaf*8)):
                         u, k = unpack(PATH, CODE, w, o + HEAD + j*STEP), ((leaf*8 + j)*W + first)*RECORD
-                        _read_ahead(STEP, w, o + HEAD + j*STEP)
+                        _read_ahead(STEP, AHEAD, w, o + HEAD + j*STEP)
                         d = _load_d(PATH, HALF, w, o + j*D)
                         if HAS_MIN: m = _load_d(PATH, HALF, w, o + (8 + j)*D)
                         for c in range(C):
@@ -564,7 +566,7 @@ def kernels(p: Packing, # what to compile for
     else: make, args = (_one_32, _many_32), (p.half, p.has_min, p.head, p.step, 16*p.d_bytes)
     return tuple(f(path, p.code, add_, *args) for f in make)
 
-# %% ../nbs/09b_cpu.ipynb #bd9623e5
+# %% ../nbs/09b_cpu.ipynb #d44866d3
 @njit(inline="always")
 def _load_wide(PATH, KIND, w, at):
     "Sixteen weights of FLOAT_TYPES[KIND] as float32."
@@ -593,12 +595,12 @@ def float_kernel(path: str, # "portable", "avx2" or "vnni"
                     store_floats(s, l, s0)
                     store_floats(s, l + 16, s1)
                 for k in range(K - K % L, end, 16):
-                    l = k % L
-                    store_floats(s, l, fused(_load_wide(PATH, KIND, w, o + k*SIZE), load_floats(x, c*K + k), load_floats(s, l)))
+                    v = _load_wide(PATH, KIND, w, o + k*SIZE)
+                    store_floats(s, k % L, fused(v, load_floats(x, c*K + k), load_floats(s, k % L)))
                 if end < K:
                     for k in range(end, K): x_end[k - end] = x[c*K + k]
-                    l = end % L
-                    store_floats(s, l, fused(_load_wide(PATH, KIND, w_end, 0), load_floats(x_end, 0), load_floats(s, l)))
+                    v = _load_wide(PATH, KIND, w_end, 0)
+                    store_floats(s, end % L, fused(v, load_floats(x_end, 0), load_floats(s, end % L)))
                 out[c*R + task % R] = fold(s, L)
     return float_rows
 
@@ -637,9 +639,9 @@ def _places(code: str): # uint8 [256]
     places[np.frombuffer(Code.parse(code).table, np.uint8)] = range(16)
     return places
 
-# %% ../nbs/09b_cpu.ipynb #876cccc5
+# %% ../nbs/09b_cpu.ipynb #15d5da9c
 class Matrix:
-    "A weight matrix [R, K], or a stack of E of them, as the CPU kernels read it; `data` stays the mapped file for `embed`."
+    "A weight matrix [R, K], or a stack of E of them, as the kernels read it; `data` stays the mapped file."
     def __init__(self, data, # uint8 [E·R, row_bytes]
                  type: str, # ggml type name
                  rows_only: bool = False, # it will be read by `embed` only
@@ -655,7 +657,8 @@ class Matrix:
         "Fill all rows, some at a time, by several threads."
         n = max(1, (1 << 20)//self.n_columns)
         def part(lo, hi):
-            for r in range(lo*n, min(hi*n, self.n_rows), n): self.fill(slice(r, r + n), int_view(self.data[r:r + n], self.type))
+            for r in range(lo*n, min(hi*n, self.n_rows), n):
+                self.fill(slice(r, r + n), int_view(self.data[r:r + n], self.type))
         share(part, -(-self.n_rows//n), self.n_rows*self.n_columns*32)
 
     def allocate(self, one: IntView, # the view of one row, for its shape
@@ -673,9 +676,10 @@ class Matrix:
             size, values = values.itemsize, values.reshape(n, -1)
             sizes = (p.head + 8*p.step)//size, row//size, at//size, per_leaf
             _pack_head(*place, *sizes, values, self.packed.view(values.dtype))
-        codes, pieces = (v.q + np.int8(p.offset)).view(np.uint8).reshape(n, -1), np.array(moves(Code.parse(p.code).bits))
+        codes = (v.q + np.int8(p.offset)).view(np.uint8).reshape(n, -1)
         if "=" in p.code: codes = _places(p.code)[codes]
-        _pack_codes(*place, p.head//4, p.step//4, row//4, pieces, codes.view(np.uint32), self.packed.view(np.uint32))
+        sizes, pieces = (p.head//4, p.step//4, row//4), np.array(moves(Code.parse(p.code).bits))
+        _pack_codes(*place, *sizes, pieces, codes.view(np.uint32), self.packed.view(np.uint32))
 
 # %% ../nbs/09b_cpu.ipynb #0ca06102
 def load_matrix(data, # uint8 [R, row_bytes], as in the file
@@ -685,20 +689,22 @@ def load_matrix(data, # uint8 [R, row_bytes], as in the file
     "Prepare a weight matrix for `matmul` and `embed`."
     return Matrix(data, type, rows_only)
 
-# %% ../nbs/09b_cpu.ipynb #336b93c6
+# %% ../nbs/09b_cpu.ipynb #649e6e2f
 def product(w: Matrix, # a stack of matrices [R, K]
             x, # float32 [W, K]
             experts, starts, # int64 [n], [n + 1]: columns starts[i] … starts[i + 1] use matrix experts[i]
             ): # float32 [W, R]
     "Columns times the transposed matrices of a stack. `ValueError` if K is not the matrix's."
     if x.shape[1] != w.n_columns: raise ValueError(f"{x.shape[1]} activations for a matrix of {w.n_columns} columns")
-    x, out, R = np.ascontiguousarray(x), np.empty((len(x), w.stack_rows), F), w.stack_rows
+    x, R = np.ascontiguousarray(x), w.stack_rows
+    out, work = np.empty((len(x), R), F), len(x)*R*w.n_columns
     if w.packing is None:
-        share(float_kernel(_path[0], w.type), len(experts)*R, out.size*w.n_columns, np.ascontiguousarray(w.data).reshape(-1),
-              experts, starts, R, w.n_columns, x.reshape(-1), out.reshape(-1))
+        args = np.ascontiguousarray(w.data).reshape(-1), experts, starts, R, w.n_columns, x.reshape(-1), out.reshape(-1)
+        share(float_kernel(_path[0], w.type), len(experts)*R, work, *args)
     else:
-        share(kernels(w.packing, _path[0])[len(x) > len(experts)], len(experts)*w.groups, out.size*w.n_columns//4, w.packed,
-              experts, starts, w.groups, R, w.n_columns//32, *activations(x), out.reshape(-1))
+        kernel = kernels(w.packing, _path[0])[len(x) > len(experts)]
+        args = w.packed, experts, starts, w.groups, R, w.n_columns//32, *activations(x), out.reshape(-1)
+        share(kernel, len(experts)*w.groups, work//4, *args)
     return out
 
 # %% ../nbs/09b_cpu.ipynb #93673fad
