@@ -92,3 +92,39 @@ def test_the_environment_chooses_a_path(wanted, path):
 
 def test_a_path_this_cpu_lacks_is_an_error():
     with pytest.raises(ValueError, match='this CPU has portable'): vectors.choose_path('sve')
+
+
+EMULATED = """
+import numpy as np
+from llvmlite import ir
+import alphabook.vectors as v
+
+def emulated(builder, name, result, *args, real=v._call):
+    "VNNI's two instructions in LLVM's own operations; all others as they are."
+    if name == 'llvm.x86.avx512.pshuf.b.512': return v._choose(builder, args[1], [c.constant if hasattr(c, 'constant') else c for c in args[0].constant][:16], 3)
+    if name != 'llvm.x86.avx512.vpdpbusd.512': return real(builder, name, result, *args)
+    wide = ir.VectorType(ir.IntType(32), 64)
+    p, total = builder.mul(builder.zext(args[1], wide), builder.sext(args[2], wide)), args[0]
+    for i in range(4):
+        lanes = ir.Constant(ir.VectorType(ir.IntType(32), 16), [*range(i, 64, 4)])
+        total = builder.add(total, builder.shuffle_vector(p, p, lanes))
+    return total
+
+v._call = emulated
+import alphabook.arithmetic as spec
+import alphabook.cpu as cpu
+from alphabook.blocks import random_blocks
+cpu._path[0] = 'vnni'
+for type in ('Q4_K', 'Q6_K', 'Q8_0', 'IQ4_NL', 'IQ2_S', 'Q5_1'):
+    data, x = random_blocks(type, 18, 512, np.random.default_rng(0)), np.random.default_rng(1).normal(size=(3, 512)).astype('f')
+    want = spec.matmul(spec.load_matrix(data, type), x)
+    for n in (1, 3): assert cpu.matmul(cpu.load_matrix(data, type), x[:n]).tobytes() == want[:n].tobytes(), (type, n)
+print('equal')
+"""
+
+
+@pytest.mark.skipif(vectors.VNNI in PATHS, reason='this CPU runs the real instructions')
+def test_the_vnni_path_with_its_instructions_emulated(tmp_path):
+    env = os.environ | {'NUMBA_CACHE_DIR': str(tmp_path)}
+    run = subprocess.run([sys.executable, '-c', EMULATED], env=env, capture_output=True, text=True)
+    assert run.stdout.strip() == 'equal', run.stderr[-2000:]
