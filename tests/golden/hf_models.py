@@ -126,7 +126,11 @@ class Weights:
             return grid(-12, 12, 32) + np.float32(offset) + np.float32(0.25 * (last[0] in ('q_norm', 'k_norm')))
         if 'embed' in name and 'ple' not in name: return self.rows(shape, 14 if self.family != 'gemma3' else 1)
         if last[0] in ('gate', 'router') or 'shared_expert_gate' in name: return self.rows(shape, 2)
-        return self.rows(shape, 0.125 if any(w in name for w in WRITERS) else 1.5)
+        scale = 0.125 if any(w in name for w in WRITERS) else 1.5
+        if self.family == 'gpt-oss' and last[0] in ('q_proj', 'k_proj'): scale = 0.5     # no norms: scores near 0 … 3, as elsewhere
+        if self.family == 'gpt-oss' and 'experts' in name:                       # stored as (inputs, outputs)
+            return np.ascontiguousarray(self.rows((shape[0], shape[2], shape[1]), scale).transpose(0, 2, 1))
+        return self.rows(shape, scale)
 
 
 def config_of(family, **changes):
@@ -191,9 +195,17 @@ def routers(model):
     return [m for name, m in model.named_modules() if type(m).__name__.endswith('TopKRouter')]
 
 
+def first_topk(self, k, dim=-1):
+    "Tensor.topk whose ties go to the lower index; torch leaves them open, and index scores of exactly 0 tie often (ReLU)."
+    import torch
+    values, at = self.sort(dim=dim, descending=True, stable=True)
+    return torch.return_types.topk((values.narrow(dim, 0, k), at.narrow(dim, 0, k)))
+
+
 def compute(family, ids, model, block):
     "{logits, mtp_logits, router (layers, n, experts)} of a prompt, by transformers."
     import torch
+    if family == 'qwen4exp': torch.Tensor.topk = first_topk
     seen = []
     hooks = [m.register_forward_hook(lambda m, a, out: seen.append(out[0].numpy().copy())) for m in routers(model)]
     out = {'logits': model(input_ids=torch.tensor([ids])).logits[0].numpy()}
@@ -207,7 +219,7 @@ def prompt(family, n=PROMPT):
     "The ids of the recorded prompt: random ones, a repeat, and an end mark within."
     ids = Draw(7).below(FAMILIES[family][4]['vocab_size'], n)
     ids[40:56] = ids[8:24]
-    ids[30] = 256
+    ids[30] = 258 if family == 'qwen4exp' else 256                # its phrases end there
     return [int(i) for i in ids]
 
 

@@ -121,18 +121,18 @@ class LlamaCpp:
         f.restype = result
         return f(*args)
 
-    def run(self, ids, mtp=False):
-        "{logits, route, hidden (n, n_embd), mtp (n - 1, n_vocab)}"
+    def run(self, ids, mtp=False, hidden=False):
+        "{logits, route, hidden (n, n_embd), mtp (n - 1, n_vocab), mtp_route}"
         ctx, n = self.context(), len(ids)
         pointer = ctypes.c_void_p(ctx)
-        if mtp:
+        if mtp or hidden:
             self.nextn('_Z26llama_set_embeddings_nextnP13llama_contextbb', None, pointer, ctypes.c_bool(True), ctypes.c_bool(False))
         out = {'logits': self.decode(ctx, self.batch(ids), n)}
         if self.chosen: out['route'] = np.stack([self.chosen[k] for k in sorted(self.chosen)])
-        if mtp:
+        if mtp or hidden:
             p = self.nextn('_Z26llama_get_embeddings_nextnP13llama_context', ctypes.POINTER(ctypes.c_float), pointer)
             out['hidden'] = np.ctypeslib.as_array(p, shape=(n, self.n_embd)).copy()
-            out['mtp'], out['mtp_route'] = self.draft(ids[1:], out['hidden'][:-1])
+        if mtp: out['mtp'], out['mtp_route'] = self.draft(ids[1:], out['hidden'][:-1])
         self.ll.llama_free(ctx)
         return out
 
