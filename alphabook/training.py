@@ -254,9 +254,9 @@ def start_processes(device: str) -> str:
         compile_layers()
     return device
 
-# %% ../nbs/29c_training.ipynb #17c54c30
+# %% ../nbs/29c_training.ipynb #184a95ab
 def train(corpus: Path, out: Path, c: MiniConfig, plan: Plan, eos: int = 0, device: str = 'cuda', windows: int = 64):
-    "Train until the time in out/end (seconds since 1970); writes log.jsonl, checkpoint.pt, eval.json, weights.pt there."
+    "Train until the time in out/end (seconds since 1970); log.jsonl, checkpoint.pt, eval.json, weights.pt go there."
     trainer = Trainer(c, plan, start_processes(device))
     rank, world = ranks()
     done = progress = resume(trainer, out / 'checkpoint.pt')
