@@ -1,4 +1,4 @@
-"The bundled model: its size, what its records promise, its card, and that it is what chapter 29b's torch says it is."
+"The bundled model: its size, what its records promise, its card, and that it is what chapter 29d's torch says it is."
 import importlib.util, json, time
 
 import numpy as np

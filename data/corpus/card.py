@@ -105,8 +105,8 @@ byte-level BPE, tied. Experts are Q4_K, embedding and other matrices Q6_K, vecto
 
 ## How
 
-{run['steps']:,} steps, {run['tokens'] / 1e9:.2f} billion tokens in {run['seconds'] / 60:.0f} minutes on {run['device']}, {run['date']}: chapters 29b (model, losses, file) and
-29c (optimizer, schedule, run) are the program. The draft head was trained along, half on the text, half on the trunk's
+{run['steps']:,} steps, {run['tokens'] / 1e9:.2f} billion tokens in {run['seconds'] / 60:.0f} minutes on {run['device']}, {run['date']}: chapters 29d (model, losses, file) and
+29e (optimizer, schedule, run) are the program. The draft head was trained along, half on the text, half on the trunk's
 own opinion; the second draft from half of the run on; weights were rounded as in the file during the last
 {1 - run['plan']['round_from']:.0%} of it.
 
