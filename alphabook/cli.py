@@ -212,11 +212,12 @@ def cmd_chat(args) -> int:
         if not args.json: say(rates(g))
         messages.append(dict(role="assistant", content=g.text))
 
-# %% ../nbs/28_cli.ipynb #c196f85f
-PROOFS = {"llama": "SmolLM2-135M-Instruct", "qwen2": "Qwen2.5-Coder-0.5B-Instruct", "gemma3": "gemma-3-270m",
+# %% ../nbs/28_cli.ipynb #1dac3f75
+PROOFS = {"llama": "SmolLM2-135M-Instruct, Meta-Llama-3-8B", "qwen2": "Qwen2.5-Coder-0.5B-Instruct",
+          "qwen3": "Qwen3-8B", "gemma3": "gemma-3-270m",
           "qwen3moe": "Qwen3-30B-A3B", "qwen3next": "Qwen3-Next-80B-A3B-Instruct", "qwen35": "Qwen3.6-27B",
           "qwen35moe": "Qwen3.6-35B-A3B", "qwen4exp": "Qwen3.8-Flash-Next", "olmoe": "OLMoE-1B-7B-0924-Instruct",
-          "gpt-oss": "gpt-oss-20b"}                        # architecture: a published model whose header was tried
+          "gpt-oss": "gpt-oss-20b"}                        # architecture: published models whose header was tried
 
 def cmd_info(args) -> int:
     "alphabook info"
