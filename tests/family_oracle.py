@@ -1,10 +1,11 @@
-"""Small models of every family, as llama.cpp's converter wrote them, and what transformers and llama.cpp compute on them.
+"""Small models of every family, as llama.cpp's converter writes them, and what transformers and llama.cpp compute.
 
     python tests/family_oracle.py -o data/results/cpu/oracle-families-DATE.json
 
 measures how far the fp32 reference (chapter 07) and a round on the CPU (chapter 11) are from both: cosine of the logits
 per position, with the routers' choices forced to the recorded ones, and free. The recordings are made by
-tests/golden/record_hf.py (F16, tests/golden/models) and tests/golden/record_replicas.py (quantized, tests/golden/replicas).
+tests/golden/record_hf.py (F16, golden/models), record_replicas.py (quantized, golden/replicas), record_synth.py
+(golden/synth) and record_bundled.py.
 """
 import argparse, functools, hashlib, lzma, tarfile, tempfile
 from pathlib import Path
@@ -14,7 +15,8 @@ import numpy as np
 import results
 
 GOLDEN = Path(__file__).parent / 'golden'
-FAMILIES = ('llama', 'qwen2', 'qwen3', 'gemma3', 'qwen3moe', 'qwen3next', 'qwen35', 'qwen35moe', 'qwen4exp', 'olmoe', 'gpt-oss')
+FAMILIES = ('llama', 'qwen2', 'qwen3', 'gemma3', 'qwen3moe', 'qwen3next', 'qwen35', 'qwen35moe', 'qwen4exp', 'olmoe',
+            'gpt-oss')
 MTP = ('qwen3next', 'qwen35', 'qwen35moe')
 ALONE = ('qwen4exp',)          # transformers is the reference: llama.cpp calls its own version of it unfinished
 
@@ -25,6 +27,9 @@ def folder():
     keep = tempfile.TemporaryDirectory(prefix='alphabook-oracle-')
     folder.keep = keep
     return Path(keep.name)
+
+
+def sha256(path): return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @functools.cache
@@ -38,7 +43,7 @@ def model(family):
     "The family's F16 file; its checksum is the recording's."
     path = folder() / f'{family}.gguf'
     path.write_bytes(lzma.decompress((GOLDEN / 'models' / f'{family}.gguf.xz').read_bytes()))
-    assert hashlib.sha256(path.read_bytes()).hexdigest() == str(recording(family)['sha256'])
+    assert sha256(path) == str(recording(family)['sha256'])
     return path
 
 
@@ -47,13 +52,13 @@ SYNTH = tuple(sorted(p.stem for p in (GOLDEN / 'synth').glob('*.npz')))
 
 @functools.cache
 def synthetic(case):
-    "(path, recording) of a file that `alphabook synth` writes, such as 'small-qwen35moe-Q4_K_M'; its checksum is the recording's."
+    "(path, recording) of a file by `alphabook synth`, such as 'small-qwen35moe-Q4_K_M'; its checksum is recorded."
     from alphabook.architecture import MTP_FAMILIES
     from alphabook.synth import SHAPES, synth
     name, _, type = case.rpartition('-')
     with np.load(GOLDEN / 'synth' / f'{case}.npz') as z: rec = {k: z[k] for k in z.files}
     path = synth(name, type, folder() / f'{case}.gguf', mtp=int(SHAPES[name].arch in MTP_FAMILIES))
-    assert hashlib.sha256(path.read_bytes()).hexdigest() == str(rec['sha256']), f'{case}: synth writes other bytes than when recorded'
+    assert sha256(path) == str(rec['sha256']), f'{case}: synth writes other bytes than when recorded'
     return path, rec
 
 
@@ -69,6 +74,15 @@ def replica(name):
     with np.load(packed / 'logits.npz') as z: rec = {k: z[k] for k in z.files}
     first = next(f for f in files if '-00001-of-' in f.name)
     return first, next((f for f in files if f.name.startswith('mtp-')), None), rec
+
+
+@functools.cache
+def bundled():
+    "(path, recording) of the model that travels with the package."
+    path = GOLDEN.parents[1] / 'data' / 'models' / 'alphabook-mini.gguf'
+    with np.load(GOLDEN / 'alphabook-mini.npz') as z: rec = {k: z[k] for k in z.files}
+    assert sha256(path) == str(rec['sha256']), 'another model: python tests/golden/record_bundled.py'
+    return path, rec
 
 
 def cosine(a, b):
@@ -104,10 +118,11 @@ def round_logits(mf, ids, route=None):
 
 
 def computed(path, rec, arm, free=False, side=None):
-    "{forced, free, mtp}: an arm's logits on the recorded prompt, routers forced and (if asked for) free; None for what it has not."
+    "{forced, free, mtp}: an arm's logits on the recorded prompt, routers forced and (if asked) free; None: has none."
     from alphabook.config import load_config
     from alphabook.modelfile import ModelFile
     from alphabook.reference import Reference
+    if arm == 'reference': __import__('torch').set_num_threads(1)         # sums in one order, whatever the machine
     ids = rec['ids'].astype(np.int64)
     with ModelFile(path) as mf, ModelFile(side or path) as block:
         cfg = load_config(mf)
@@ -126,21 +141,23 @@ LLAMA = 'llama.cpp, weights as F32'
 
 def rows(name, quantization, path, rec, oracles, side=None):
     "Rows of data/results for one model: {unit: value} per arm and oracle."
-    shared = dict(model=name, quantization=quantization, n=len(rec['ids']), context=len(rec['ids']))
+    step = int(rec.get('row', 1))
+    shared = dict(model=name, quantization=quantization, n=-(-len(rec['ids']) // step), context=len(rec['ids']))
     for arm, label in ARMS.items():
         got = computed(path, rec, arm, free=True, side=side)
         for oracle, logits, drafts in oracles:
             values = {}
             for kind in ('forced', 'free'):
-                c = cosine(got[kind], logits)
+                c = cosine(got[kind][::step], logits)
                 values |= {f'least cosine, routers {kind}': c.min(), f'median cosine, routers {kind}': np.median(c)}
-            if got['mtp'] is not None and drafts is not None: values['least cosine, MTP'] = cosine(got['mtp'], drafts).min()
+            if got['mtp'] is not None and drafts is not None:
+                values['least cosine, MTP'] = cosine(got['mtp'][::step], drafts).min()
             for unit, value in values.items():
-                yield dict(shared, arm=label, oracle=oracle, unit=unit, value=round(float(value), 9))
+                yield dict(shared, arm=label, oracle=oracle, unit=unit, value=round(float(value), 12))
     if 'quantized' in rec:                                     # a cosine per position
         c = rec['quantized']
         for unit, value in {'least cosine, routers free': c.min(), 'median cosine, routers free': np.median(c)}.items():
-            yield dict(shared, arm='llama.cpp, file as it is', oracle=LLAMA, unit=unit, value=round(float(value), 9))
+            yield dict(shared, arm='llama.cpp, file as it is', oracle=LLAMA, unit=unit, value=round(float(value), 12))
 
 
 def measure():
@@ -154,6 +171,8 @@ def measure():
         if 'llama' not in rec: continue
         quantization = path.name.removeprefix(f'{name}-').partition('-0')[0]
         yield from rows(f'replica of {name}', quantization, path, rec, [(LLAMA, rec['llama'], rec.get('mtp'))], side)
+    path, rec = bundled()
+    yield from rows('alphabook-mini', 'Q4_K_M', path, rec, [(LLAMA, rec['llama'], rec['mtp'])])
     for case in SYNTH:
         if 'qwen4exp' in case or not case.startswith('small'): continue
         path, rec = synthetic(case)
@@ -169,9 +188,9 @@ def main():
     found = []
     for r in measure():
         found.append(r)
-        print(f"{r['model']:38} {r['quantization']:7} {r['arm']:24} {r['oracle']:26} {r['unit']:30} {r['value']:.7f}", flush=True)
-    results.write(args.o, 'oracle-families', found, f'python tests/family_oracle.py -o {args.o}', contract_version=CONTRACT_VERSION,
-                  mode='exact', width=64, drafter='none', spread=None)
+        print(f"{r['model']:38} {r['quantization']:7} {r['arm']:24} {r['oracle']:26} {r['unit']:30} {r['value']:.7f}")
+    results.write(args.o, 'oracle-families', found, f'python tests/family_oracle.py -o {args.o}',
+                  contract_version=CONTRACT_VERSION, mode='exact', width=64, drafter='none', spread=None)
 
 
 if __name__ == '__main__': main()

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 
-from family_oracle import ALONE, FAMILIES, GOLDEN, MTP, SYNTH, computed, cosine, model, recording, synthetic
+from family_oracle import ALONE, FAMILIES, GOLDEN, MTP, SYNTH, bundled, computed, cosine, model, recording, synthetic
 
 pytest.importorskip('torch')
 HERE = [f for f in FAMILIES if (GOLDEN / 'models' / f'{f}.npz').exists()]
@@ -22,7 +22,8 @@ def test_all_are_recorded(): assert HERE == list(FAMILIES)
 def test_the_two_oracles_agree(family):
     "Else one of them would have to be doubted first. (gemma3: llama.cpp looks GELU up in a float16 table.)"
     c = cosine(recording(family)['hf'], recording(family)['llama'])
-    assert (c.min() < 0.9999) if family in ALONE else (c.min() > 0.999999)
+    if family in ALONE: c = c[:19]       # they differ from where attention chooses: a budget of 16 tokens, a tail of 3
+    assert c.min() > 0.999999
 
 
 @pytest.mark.parametrize('family', HERE)
@@ -30,7 +31,7 @@ def test_reference(family):
     got, rec = ours(family, 'reference'), recording(family)
     for oracle in ('hf', *(['llama'] if family not in ALONE else [])):
         assert cosine(got['forced'], rec[oracle]).min() >= 0.9999, oracle
-    assert np.abs(got['forced'] - rec['hf']).max() < 1e-3 * rec['hf'].std()         # float32 in another order
+    assert np.abs(got['forced'] - rec['hf']).max() < 1e-4 * rec['hf'].std()         # float32 in another order
 
 
 @pytest.mark.parametrize('family', HERE)
@@ -39,6 +40,7 @@ def test_round(family):
     got, rec = ours(family, 'round'), recording(family)
     for oracle in ('hf', *(['llama'] if family not in ALONE else [])):
         assert cosine(got['forced'], rec[oracle]).min() >= 0.9999, oracle
+    assert np.abs(got['forced'] - rec['hf']).max() < 5e-3 * rec['hf'].std()         # ten roundings to float16 (2⁻¹¹)
 
 
 @pytest.mark.parametrize('family', [f for f in MTP if f in HERE])
@@ -78,3 +80,15 @@ def test_a_model_of_test_size(family, tiny_model):
     path = tiny_model(family, type, mtp)
     assert path.stat().st_size <= 2_000_000
     assert synth(f'tiny-{family}', type, path.with_name('again.gguf'), mtp=mtp).read_bytes() == path.read_bytes()
+
+
+def test_the_bundled_model():
+    "Trained weights, in the types of its file; llama.cpp reads the text, the file and its MTP block as we do."
+    from alphabook.modelfile import ModelFile
+    from alphabook.tokenizer import Tokenizer
+    path, rec = bundled()
+    with ModelFile(path) as mf: assert Tokenizer.from_meta(mf.meta).encode(str(rec['text'])) == rec['ids'].tolist()
+    step, plain, fast = int(rec['row']), computed(path, rec, 'reference'), computed(path, rec, 'round')
+    assert cosine(plain['forced'][::step], rec['llama']).min() >= 0.9999
+    assert cosine(plain['mtp'][::step], rec['mtp']).min() >= 0.9999
+    assert cosine(fast['forced'][::step], rec['llama']).min() >= 0.999

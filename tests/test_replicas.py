@@ -1,7 +1,8 @@
 """Files that look like published ones: metadata, names, types and shards by llama.cpp's converter and quantizer.
 
-They are derived (tests/golden/replicas/README.md): random weights, reduced sizes. Each loads from its shards, is printed,
-answers, and has llama.cpp's logits (of the same weights as F32; figures in data/results/cpu/oracle-families-*.json)."""
+They are derived (tests/golden/replicas/README.md): random weights, reduced sizes. Each loads from its shards, is
+printed, answers,
+and has llama.cpp's logits (of the same weights as F32; figures: data/results/cpu/oracle-families-*.json)."""
 import contextlib, functools, io, json
 
 import pytest
@@ -12,9 +13,9 @@ from alphabook.config import load_config, load_mtp_config
 from alphabook.modelfile import ModelFile
 from family_oracle import REPLICAS, computed, cosine, replica
 
-ARCH = {'Qwen3.6-35B-A3B': 'qwen35moe', 'Qwen3.6-27B': 'qwen35', 'Qwen3.8-Flash-Next': 'qwen4exp', 'Qwen3-30B-A3B': 'qwen3moe',
-        'Qwen3-Next-80B-A3B-Instruct': 'qwen3next', 'OLMoE-1B-7B-0924-Instruct': 'olmoe', 'gpt-oss-20b': 'gpt-oss',
-        'Qwen3-8B': 'qwen3', 'Meta-Llama-3-8B': 'llama'}
+ARCH = {'Qwen3.6-35B-A3B': 'qwen35moe', 'Qwen3.6-27B': 'qwen35', 'Qwen3.8-Flash-Next': 'qwen4exp',
+        'Qwen3-Next-80B-A3B-Instruct': 'qwen3next', 'Qwen3-30B-A3B': 'qwen3moe', 'OLMoE-1B-7B-0924-Instruct': 'olmoe',
+        'gpt-oss-20b': 'gpt-oss', 'Qwen3-8B': 'qwen3', 'Meta-Llama-3-8B': 'llama'}
 MTP = ('Qwen3.6-35B-A3B', 'Qwen3.6-27B', 'Qwen3-Next-80B-A3B-Instruct')
 
 
@@ -43,7 +44,8 @@ def test_metadata_types_and_shards(name):
         assert cfg.arch == ARCH[name] and cfg.n_mtp == (name in MTP and side is None)
         assert len(list(path.parent.glob(f'{name}-*.gguf'))) == mf.meta['split.count'] == 3
         assert len(mf.tensors) == mf.meta['split.tensors.count']
-        assert 'Derived' in mf.meta['general.name'] and mf.meta['general.license'] == ('llama3' if cfg.arch == 'llama' else 'apache-2.0')
+        assert 'Derived' in mf.meta['general.name']
+        assert mf.meta['general.license'] == ('llama3' if cfg.arch == 'llama' else 'apache-2.0')
         types = {t.type.name for t in mf.tensors.values()}
         assert types >= ({'MXFP4', 'Q8_0', 'F32'} if name == 'gpt-oss-20b' else {'Q4_K', 'Q6_K', 'F32'})
         text = ChatTemplate.from_meta(mf.meta).render([{'role': 'user', 'content': 'Hi'}])
