@@ -121,8 +121,10 @@ def computed(path, rec, arm, free=False, side=None):
     "{forced, free, mtp}: an arm's logits on the recorded prompt, routers forced and (if asked) free; None: has none."
     from alphabook.config import load_config
     from alphabook.modelfile import ModelFile
-    from alphabook.reference import Reference
-    if arm == 'reference': __import__('torch').set_num_threads(1)         # sums in one order, whatever the machine
+    if arm == 'reference':
+        import torch
+        from alphabook.reference import Reference
+        torch.set_num_threads(1)                                           # sums in one order, whatever the machine
     ids = rec['ids'].astype(np.int64)
     with ModelFile(path) as mf, ModelFile(side or path) as block:
         cfg = load_config(mf)
