@@ -152,7 +152,7 @@ def multiplier(i: int, n_vocab: int, seed: int = 1234) -> int:
     "The multiplier of an n-gram's position i."
     return 2 * (splitmix64(seed + (i + 1) * 0x9E3779B97F4A7C15) % ((2**63 - 1) // n_vocab // 2)) + 1
 
-# %% ../nbs/06b_synth.ipynb #266f49d9
+# %% ../nbs/06b_synth.ipynb #2d328907
 def config_of(s: Shape, mtp: int = 0) -> ModelConfig:
     "A shape as chapter 06 describes models; what only the arithmetic needs is left at some value."
     known = {f.name for f in fields(ModelConfig)}
@@ -160,9 +160,10 @@ def config_of(s: Shape, mtp: int = 0) -> ModelConfig:
     hybrid = s.arch in HYBRIDS
     mixers = tuple('gdn' if hybrid and (i + 1) % s.interval else 'attention' for i in range(s.n_layer))
     streams = dict(streams=4, index_heads=4, index_block=4) if s.arch == 'qwen4exp' else {}
+    own = () if streams else ('shared_head_norm',) * mtp  # streams end in a mixer, not in a norm
     return ModelConfig(
         name=s.arch, attn_scale=s.head_dim ** -0.5, qkv_bias=s.arch in ('qwen2', 'gpt-oss'), n_mtp=mtp, mixers=mixers,
-        mtp_own=('shared_head_norm',) * mtp, **same | dict(rope_dim=s.rope_dim or s.head_dim),
+        mtp_own=own, **same | dict(rope_dim=s.rope_dim or s.head_dim),
         **FAMILIES[s.arch], **streams, **ngram_fields(s))
 
 # %% ../nbs/06b_synth.ipynb #c8f718fa

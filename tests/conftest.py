@@ -22,3 +22,19 @@ def smollm2() -> Path:
 def gemma3_270m() -> Path:
     "Gemma-3-270M."
     return fetched("gemma3-270m")
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory):
+    """A function (family, type, MTP blocks) → path of the family's test-size model, made once a session.
+
+    The files are those of `alphabook synth --like tiny-FAMILY`: the same bytes on every machine, at most 2 MB as Q8_0
+    (qwen4exp with its MTP block: as Q4_0).
+    """
+    from alphabook.synth import synth
+    folder = tmp_path_factory.mktemp("tiny")
+
+    def path(family: str, type: str = "Q8_0", mtp: int = 0) -> Path:
+        out = folder / f"{family}-{type}-{mtp}.gguf"
+        return out if out.exists() else synth(f"tiny-{family}", type, out, mtp=mtp)
+
+    return path

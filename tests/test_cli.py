@@ -3,6 +3,7 @@ import json, os, subprocess, sys
 
 import pytest
 
+from conftest import ROOT
 from alphabook.modelfile import ModelFile, write_gguf
 from alphabook.synth import synth
 
@@ -156,3 +157,17 @@ def test_the_real_model(smollm2):
     slow = json.loads(run('generate', '-m', smollm2, '-p', 'The capital of France is', '-n', 2, '--json', '--hash', '--device', 'numpy')[1])
     fast = json.loads(run('generate', '-m', smollm2, '-p', 'The capital of France is', '-n', 2, '--json', '--hash')[1])
     assert slow['logits_sha256'] == fast['logits_sha256'] and slow['token_ids'] == g['token_ids'][:2]
+
+
+def test_info_says_what_a_family_was_proven_with(tmp_path, capsys, monkeypatch):
+    from alphabook import cli
+    from alphabook.config import ARCHITECTURES
+    real = {'SmolLM2-135M-Instruct', 'Qwen2.5-Coder-0.5B-Instruct', 'gemma-3-270m'}    # see tests/golden/*.json
+    replicas = {p.name for p in (ROOT / 'tests/golden/replicas').iterdir() if p.is_dir()}
+    assert {name for names in cli.PROOFS.values() for name in names.split(', ')} == real | replicas
+    assert set(cli.PROOFS) <= set(ARCHITECTURES)
+    path = synth('tiny-olmoe', 'Q8_0', tmp_path / 'm.gguf')
+    assert cli.main(['info', str(path), '--json']) == 0
+    assert json.loads(capsys.readouterr().out)['proven_with'] == 'OLMoE-1B-7B-0924-Instruct'
+    monkeypatch.delitem(cli.PROOFS, 'olmoe')
+    assert cli.main(['info', str(path)]) == 0 and 'unproven' in capsys.readouterr().out

@@ -306,6 +306,16 @@ def test_resolve_errors(cache, monkeypatch, tmp_path, arg, words):
     assert '\n' not in str(e.value)
 
 
+def test_the_bundled_model_is_the_default(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = F.bundled_model()
+    assert path.read_bytes()[:4] == b'GGUF' and path.stat().st_size <= 24_000_000
+    assert F.resolve_model(None) == F.resolve_model('') == F.resolve_model(F.BUNDLED) == F.fetch(F.BUNDLED) == path
+    monkeypatch.setattr(F, 'BUNDLED', 'no-such-model')
+    with pytest.raises(ValueError, match='lacks its file .*install alphabook again, or give a model with -m FILE'):
+        F.resolve_model(None)
+
+
 def test_resolve_paths(cache, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file = tmp_path / 'mini-model.gguf'

@@ -3,7 +3,7 @@
     python data/corpus/build.py fetch FOLDER       # apt-get and pip download, about 2 GB; Debian 12
     python data/corpus/build.py make FOLDER OUT    # writes OUT/*.bin, tokenizer.json, manifest.json
 
-How it works is told in chapters 29_edits, 29a_corpus and 29a_mixture. A line of packages.txt is a kind, a name and a
+How it works is told in chapters 29a_edits, 29b_corpus and 29c_mixture. A line of packages.txt is a kind, a name and a
 version: `deb NAME VERSION`, `wheel NAME VERSION`, `descriptions LANGUAGE SUITE` or `library NAME VERSION` (the standard
 library of the Python at /usr/bin/python3).
 """

@@ -24,7 +24,7 @@ SPECIAL = ('<|endoftext|>', '<|im_start|>', '<|im_end|>')
 MERGES = ('Ġ t', 'h e', 'i n', 'e r', 'Ġ a', 'Ġt he', 'o n', 'r e')
 VOCAB = 288                                  # a little more than tokens, as published models have
 
-# Published with truncate=False, which llama.cpp can't express: it rounds the range that YaRN blends, as truncate=True does
+# Published with truncate=False, which no GGUF key tells: llama.cpp rounds the range that YaRN blends, as True does
 YARN = dict(rope_type='yarn', factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=True, rope_theta=150000,
             original_max_position_embeddings=4096)
 MROPE = dict(rope_type='default', rope_theta=10_000_000, partial_rotary_factor=0.25, mrope_interleaved=True,
@@ -41,9 +41,10 @@ FAMILIES = {
         ATTENTION, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1, intermediate_size=256,
         max_position_embeddings=32768, rope_parameters=dict(rope_type='default', rope_theta=1e6))),
     'llama': ('llama', 'LlamaForCausalLM', 'llama-bpe', 0, dict(
-        ATTENTION, num_hidden_layers=3, head_dim=128, intermediate_size=256, max_position_embeddings=131072, rms_norm_eps=1e-5,
-        rope_parameters=dict(rope_type='llama3', rope_theta=500000.0, factor=8.0, low_freq_factor=1.0,
-                             high_freq_factor=4.0, original_max_position_embeddings=8192))),
+        ATTENTION, num_hidden_layers=3, head_dim=128, intermediate_size=256, max_position_embeddings=131072,
+        rms_norm_eps=1e-5, rope_parameters=dict(
+            rope_type='llama3', rope_theta=500000.0, factor=8.0, low_freq_factor=1.0,
+            high_freq_factor=4.0, original_max_position_embeddings=8192))),
     'qwen3': ('qwen3', 'Qwen3ForCausalLM', 'qwen2', 0, dict(
         ATTENTION, num_hidden_layers=3, head_dim=128, intermediate_size=256, max_position_embeddings=40960,
         rope_parameters=dict(rope_type='default', rope_theta=1e6))),
@@ -73,12 +74,13 @@ FAMILIES = {
         rms_norm_eps=1e-5, swiglu_limit=7.0, rope_parameters=YARN)),
     'gemma3': ('gemma3_text', 'Gemma3ForCausalLM', 'gpt-2', 0, dict(
         ATTENTION, vocab_size=270, num_hidden_layers=7, head_dim=256, num_attention_heads=2, num_key_value_heads=1,
-        intermediate_size=256, max_position_embeddings=32768, sliding_window=32, tie_word_embeddings=True, query_pre_attn_scalar=256,
-        rope_theta=1e6, rope_local_base_freq=10000.0)),
+        intermediate_size=256, max_position_embeddings=32768, sliding_window=32, tie_word_embeddings=True,
+        query_pre_attn_scalar=256, rope_theta=1e6, rope_local_base_freq=10000.0)),
 }
 OFFSET_NORMS = ('qwen3next', 'qwen35', 'qwen35moe', 'qwen4exp', 'gemma3')    # norms multiply by 1 + weight
 
-WRITERS = ('o_proj', 'out_proj', 'down_proj')      # what a layer adds to the residual stream is a part of it, as in trained models
+# What a layer adds to the residual stream is a small part of it, as in trained models; else each rounding would grow
+WRITERS = ('o_proj', 'out_proj', 'down_proj')
 
 
 class Draw:
@@ -121,12 +123,16 @@ class Weights:
         if name.endswith('sinks'): return grid(-8, 8, 4)
         if name.endswith('bias'): return grid(-8, 8, 32)
         if 'conv1d' in name: return grid(-12, 12, 16)
-        if 'norm' in last[0]:                                                    # q and k norms larger: sharper attention
+        if 'norm' in last[0]:                                            # q and k norms larger: sharper attention
             offset = 0 if self.family in OFFSET_NORMS and 'linear_attn' not in name else 1
             return grid(-12, 12, 32) + np.float32(offset) + np.float32(0.25 * (last[0] in ('q_norm', 'k_norm')))
         if 'embed' in name and 'ple' not in name: return self.rows(shape, 14 if self.family != 'gemma3' else 1)
         if last[0] in ('gate', 'router') or 'shared_expert_gate' in name: return self.rows(shape, 2)
-        return self.rows(shape, 0.125 if any(w in name for w in WRITERS) else 1.5)
+        scale = 0.125 if any(w in name for w in WRITERS) else 1.5
+        if self.family == 'gpt-oss' and last[0] in ('q_proj', 'k_proj'): scale = 0.5         # without norms
+        if self.family == 'gpt-oss' and 'experts' in name:                       # stored as (inputs, outputs)
+            return np.ascontiguousarray(self.rows((shape[0], shape[2], shape[1]), scale).transpose(0, 2, 1))
+        return self.rows(shape, scale)
 
 
 def config_of(family, **changes):
@@ -166,7 +172,8 @@ def build(family, **changes):
 
 def mtp_tensors(block):
     "The block's tensors by their names in a checkpoint."
-    outer = {'eh_proj.': 'fc.', 'enorm.': 'pre_fc_norm_embedding.', 'hnorm.': 'pre_fc_norm_hidden.', 'post_norm.': 'norm.'}
+    outer = {'eh_proj.': 'fc.', 'enorm.': 'pre_fc_norm_embedding.', 'hnorm.': 'pre_fc_norm_hidden.',
+             'post_norm.': 'norm.'}
     for name, p in block.state_dict().items():
         if name.startswith('mtp_block.'): yield 'mtp.layers.0.' + name.removeprefix('mtp_block.'), p
         else: yield 'mtp.' + next(new + name.removeprefix(old) for old, new in outer.items() if name.startswith(old)), p
@@ -191,9 +198,17 @@ def routers(model):
     return [m for name, m in model.named_modules() if type(m).__name__.endswith('TopKRouter')]
 
 
+def first_topk(self, k, dim=-1):
+    "Tensor.topk whose ties go to the lower index: torch leaves them open; index scores of exactly 0 tie often (ReLU)."
+    import torch
+    values, at = self.sort(dim=dim, descending=True, stable=True)
+    return torch.return_types.topk((values.narrow(dim, 0, k), at.narrow(dim, 0, k)))
+
+
 def compute(family, ids, model, block):
     "{logits, mtp_logits, router (layers, n, experts)} of a prompt, by transformers."
     import torch
+    if family == 'qwen4exp': torch.Tensor.topk = first_topk
     seen = []
     hooks = [m.register_forward_hook(lambda m, a, out: seen.append(out[0].numpy().copy())) for m in routers(model)]
     out = {'logits': model(input_ids=torch.tensor([ids])).logits[0].numpy()}
@@ -207,7 +222,7 @@ def prompt(family, n=PROMPT):
     "The ids of the recorded prompt: random ones, a repeat, and an end mark within."
     ids = Draw(7).below(FAMILIES[family][4]['vocab_size'], n)
     ids[40:56] = ids[8:24]
-    ids[30] = 256
+    ids[30] = 258 if family == 'qwen4exp' else 256                # its phrases end there
     return [int(i) for i in ids]
 
 
@@ -227,7 +242,7 @@ def write_tokenizer(folder):
     fast.save_pretrained(folder)
 
 
-MULTIMODAL = {'qwen35': 'qwen3_5', 'qwen35moe': 'qwen3_5_moe', 'qwen4exp': 'qwen4_exp'}    # published with a vision tower
+MULTIMODAL = {'qwen35': 'qwen3_5', 'qwen35moe': 'qwen3_5_moe', 'qwen4exp': 'qwen4_exp'}  # published with a vision tower
 
 
 def nest(family, config, tensors):

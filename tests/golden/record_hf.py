@@ -1,4 +1,4 @@
-"""Record what transformers and llama.cpp compute on the same small model of a family, converted by llama.cpp's own script.
+"""Record what transformers and llama.cpp compute on the same small model, converted by llama.cpp's own script.
 
     python tests/golden/record_hf.py convert FAMILY WORK --llama.cpp SOURCE       (needs transformers, torch)
     python tests/golden/record_hf.py llama.cpp FAMILY WORK                        (needs llama-cpp-python)
@@ -17,7 +17,7 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-XZ = [{'id': lzma.FILTER_LZMA2, 'preset': 4, 'dict_size': 1 << 26}]          # whole rows repeat: a large dictionary pays
+XZ = [{'id': lzma.FILTER_LZMA2, 'preset': 4, 'dict_size': 1 << 26}]     # whole rows repeat: a large dictionary pays
 
 
 def convert(family, work, source):
@@ -32,7 +32,8 @@ def convert(family, work, source):
 def run_converter(family, folder, out, source, outtype, *options):
     "convert_hf_to_gguf.py in a process of its own (it keeps its options in classes)."
     import multiprocessing
-    p = multiprocessing.get_context('spawn').Process(target=converter, args=(family, folder, out, source, outtype, *options))
+    args = (family, folder, out, source, outtype, *options)
+    p = multiprocessing.get_context('spawn').Process(target=converter, args=args)
     p.start()
     p.join()
     if p.exitcode: sys.exit(f'{family}: the converter failed')
@@ -46,15 +47,17 @@ def converter(family, folder, out, source, outtype, *options):
     from conversion import base
     base.TextModel.get_vocab_base_pre = lambda self, tokenizer: hf_models.FAMILIES[family][2]
     if family == 'qwen4exp':                                       # transformers renames its attention layers
-        base.ModelBase.load_hparams = staticmethod(lambda folder, _: json.loads((Path(folder) / 'config.json').read_text()))
+        read = lambda folder, _: json.loads((Path(folder) / 'config.json').read_text())
+        base.ModelBase.load_hparams = staticmethod(read)
     sys.argv = ['convert_hf_to_gguf.py', str(folder), '--outfile', str(out), '--outtype', outtype, *options]
     runpy.run_path(str(source / 'convert_hf_to_gguf.py'), run_name='__main__')
 
 
 class Tensor(ctypes.Structure):
     "The head of ggml's struct ggml_tensor."
-    _fields_ = [('type', ctypes.c_int), ('buffer', ctypes.c_void_p), ('ne', ctypes.c_int64 * 4), ('nb', ctypes.c_size_t * 4),
-                ('op', ctypes.c_int), ('op_params', ctypes.c_int32 * 16), ('flags', ctypes.c_int32),
+    _fields_ = [('type', ctypes.c_int), ('buffer', ctypes.c_void_p), ('ne', ctypes.c_int64 * 4),
+                ('nb', ctypes.c_size_t * 4), ('op', ctypes.c_int), ('op_params', ctypes.c_int32 * 16),
+                ('flags', ctypes.c_int32),
                 ('src', ctypes.c_void_p * 10), ('view_src', ctypes.c_void_p), ('view_offs', ctypes.c_size_t),
                 ('data', ctypes.c_void_p), ('name', ctypes.c_char * 64)]
 
@@ -121,18 +124,19 @@ class LlamaCpp:
         f.restype = result
         return f(*args)
 
-    def run(self, ids, mtp=False):
-        "{logits, route, hidden (n, n_embd), mtp (n - 1, n_vocab)}"
+    def run(self, ids, mtp=False, hidden=False):
+        "{logits, route, hidden (n, n_embd), mtp (n - 1, n_vocab), mtp_route}"
         ctx, n = self.context(), len(ids)
         pointer = ctypes.c_void_p(ctx)
-        if mtp:
-            self.nextn('_Z26llama_set_embeddings_nextnP13llama_contextbb', None, pointer, ctypes.c_bool(True), ctypes.c_bool(False))
+        if mtp or hidden:
+            on, masked = ctypes.c_bool(True), ctypes.c_bool(False)
+            self.nextn('_Z26llama_set_embeddings_nextnP13llama_contextbb', None, pointer, on, masked)
         out = {'logits': self.decode(ctx, self.batch(ids), n)}
         if self.chosen: out['route'] = np.stack([self.chosen[k] for k in sorted(self.chosen)])
-        if mtp:
+        if mtp or hidden:
             p = self.nextn('_Z26llama_get_embeddings_nextnP13llama_context', ctypes.POINTER(ctypes.c_float), pointer)
             out['hidden'] = np.ctypeslib.as_array(p, shape=(n, self.n_embd)).copy()
-            out['mtp'], out['mtp_route'] = self.draft(ids[1:], out['hidden'][:-1])
+        if mtp: out['mtp'], out['mtp_route'] = self.draft(ids[1:], out['hidden'][:-1])
         self.ll.llama_free(ctx)
         return out
 
@@ -141,7 +145,8 @@ class LlamaCpp:
         ctx, n = self.context(kind=1), len(ids)
         self.chosen.clear()
 
-        class Embd(ctypes.Structure): _fields_ = [('data', ctypes.c_void_p), ('n_rows', ctypes.c_size_t), ('n_embd', ctypes.c_size_t)]
+        class Embd(ctypes.Structure):
+            _fields_ = [('data', ctypes.c_void_p), ('n_rows', ctypes.c_size_t), ('n_embd', ctypes.c_size_t)]
         lib, pointer = self.lib, ctypes.c_void_p(ctx)
         lib.llama_batch_ext_init.restype = ctypes.c_void_p
         b = ctypes.c_void_p(lib.llama_batch_ext_init(pointer))
@@ -152,7 +157,8 @@ class LlamaCpp:
             lib.llama_batch_ext_set_pos(b, ctypes.c_int32(k), positions)
             lib.llama_batch_ext_set_output_logits(b, ctypes.c_int32(k), ctypes.c_bool(True))
             lib.llama_batch_ext_set_embd_token(b, ctypes.c_int32(k), Embd(hidden[i].ctypes.data, 1, self.n_embd))
-        if lib.llama_process(pointer, ctypes.c_int(1), b): sys.exit('MTP: llama_process failed: ' + ''.join(self.log)[-800:])
+        if lib.llama_process(pointer, ctypes.c_int(1), b):
+            sys.exit('MTP: llama_process failed: ' + ''.join(self.log)[-800:])
         logits = np.ctypeslib.as_array(self.ll.llama_get_logits(ctx), shape=(n, self.n_vocab)).copy()
         route = next(iter(self.chosen.values()), np.zeros((0, 0), np.int32))
         self.ll.llama_free(ctx)
@@ -195,7 +201,7 @@ def pack(family, work, out):
     keep = dict(ids=hf['ids'].astype(np.int16), hf=hf['logits'], llama=llama['logits'].astype(np.float16),
                 sha256=hashlib.sha256(data).hexdigest())
     if 'mtp' in llama: keep |= dict(hf_mtp=hf['mtp_logits'], llama_mtp=llama['mtp'].astype(np.float16))
-    if 'router' in hf:                              # transformers' own choices; llama.cpp's are the same, but in qwen4exp
+    if 'router' in hf:                       # transformers' own choices; llama.cpp's are the same, but in qwen4exp
         used = llama['route'].shape[-1]
         keep['route'] = np.argsort(-hf['router'], -1, kind='stable')[..., :used].astype(np.int8)
     if 'mtp_route' in llama and llama['mtp_route'].size: keep['mtp_route'] = llama['mtp_route'].astype(np.int8)

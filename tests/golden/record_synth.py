@@ -1,11 +1,11 @@
-"""Record what llama.cpp computes on files that `alphabook synth` writes: equal on every machine, so only results are kept.
+"""Record what llama.cpp computes on files of `alphabook synth`: equal on every machine, so only results are kept.
 
     pip install llama-cpp-python gguf
     python tests/golden/record_synth.py
 
-writes tests/golden/synth/NAME-TYPE.npz for every test-size shape: `ids`; `llama` and `route` (layers, n, used; best first),
-`mtp` and `mtp_route` where there is an MTP block: llama.cpp on the same weights dequantized to F32 (float32 KV, no flash
-attention); `quantized`: the cosine per position between that and llama.cpp on the file as it is; `sha256` of the file.
+writes tests/golden/synth/NAME-TYPE.npz for every test-size shape: `ids`; `llama` and `route` (layers, n, used; best
+first), `mtp` and `mtp_route` where there is an MTP block: llama.cpp on the same weights dequantized to F32 (float32 KV,
+no flash attention); `quantized`: the cosine per position between that and llama.cpp on the file as it is; `sha256`.
 """
 import hashlib, sys, tempfile
 from pathlib import Path
@@ -47,7 +47,7 @@ def record(name, type, mtp, work):
     if mtp and truth['mtp_route'].size: keep['mtp_route'] = truth['mtp_route'].astype(np.int8)
     (HERE / 'synth').mkdir(exist_ok=True)
     np.savez_compressed(HERE / 'synth' / f'{name}-{type}.npz', **keep)
-    print(f'{name:16} {type:7} the file as it is against F32: least cosine {c.min():.6f}, median {np.median(c):.6f}', flush=True)
+    print(f'{name:16} {type:7} as it is against F32: least cosine {c.min():.6f}, median {np.median(c):.6f}', flush=True)
 
 
 def main():
