@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['float_bits', 'bits_float', 'F', 'MAGIC', 'LOG2E', 'LN2_HI', 'LN2_LO', 'EXP_MAX', 'EXP_MIN', 'P6', 'P5', 'P4', 'P3',
-           'P2', 'ZERO', 'ONE', 'INF', 'TABLES', 'RECORD', 'A', 'SUM', 'COLUMNS', 'ROWS', 'fma', 'exp', 'silu', 'gelu',
-           'fold', 'dot_32_lanes', 'lane_dot', 'quantize_rows', 'quantize', 'dot_32', 'product_256', 'product_32',
+           'P2', 'ZERO', 'ONE', 'INF', 'TABLES', 'RECORD', 'COLUMNS', 'ROWS', 'fma', 'exp', 'silu', 'gelu', 'fold',
+           'dot_32_lanes', 'lane_dot', 'quantize_rows', 'quantize', 'dot_32', 'product_256', 'product_32',
            'set_threads', 'share', 'Packing', 'packing', 'activations', 'kernels', 'float_kernel', 'set_vectors',
            'aligned_zeros', 'Matrix', 'load_matrix', 'product', 'matmul', 'embed', 'rms_norm', 'gated', 'softcap',
            'rope_angles', 'apply_rope', 'half_to_float', 'attention']
@@ -331,8 +331,8 @@ def _pack_codes(first, R, head, step, row, pieces, q, w): # words of codes uint3
                 mask = np.uint32(((1 << n) - 1)*0x01010101)
                 w[o + vector*16] |= (q[i, s*8 + word] >> np.uint32(low) & mask) << np.uint32(up)
 
-# %% ../nbs/09b_cpu.ipynb #1b8749f7
-RECORD, A, SUM = 12, 8, 9                      # words of a record; where a, and a times the sums, are
+# %% ../nbs/09b_cpu.ipynb #e2d38bd6
+RECORD, _A, _SUM = 12, 8, 9                      # words of a record; where a, and a times the sums, are
 
 @njit(**_jit)
 def _largest(x, first, last): # float32 [n]
@@ -351,8 +351,8 @@ def _record(x, first, last, inv, a, record, q): # float32 [n]; inv/a; int32 [REC
             v = np.int32(float_bits(x[i]*f + MAGIC) - np.int32(0x4B400000))
             q[i - first] = v
             total += v
-        record[SUM + 1 + half] = a*total
-    record[A], record[SUM] = a, record[SUM + 1] + record[SUM + 2]
+        record[_SUM + 1 + half] = a*total
+    record[_A], record[_SUM] = a, record[_SUM + 1] + record[_SUM + 2]
 
 # %% ../nbs/09b_cpu.ipynb #e1807748
 @njit(**_jit)
@@ -381,29 +381,29 @@ def activations(x, # float32 [W, K]
     share(_activations, W, 32*x.size, x, records, records.view(np.int8), d)
     return records.reshape(-1), d
 
-# %% ../nbs/09b_cpu.ipynb #f110c977
+# %% ../nbs/09b_cpu.ipynb #5cb38154
 @njit(inline="always")
 def _sum_32(PATH, CODE, OFFSET, u, x, k):
     "a·Σ q·x over 32 weights with one record of activations."
-    s = mul(dot(PATH, CODE, 0, 8, u, x, k), spread_word(x, k + A))
-    return sub(s, mul(spread_word(x, k + SUM), constant(OFFSET))) if OFFSET else s
+    s = mul(dot(PATH, CODE, 0, 8, u, x, k), spread_word(x, k + _A))
+    return sub(s, mul(spread_word(x, k + _SUM), constant(OFFSET))) if OFFSET else s
 
 @njit(inline="always")
 def _sum_256(PATH, CODE, OFFSET, GROUP, u, sc0, sc1, x, k):
     "Σ sc·a·q·x over 32 weights: a scale for all of them, or one for each half."
     if GROUP == 32: return mul(sc0, _sum_32(PATH, CODE, OFFSET, u, x, k))
-    a = spread_word(x, k + A)
+    a = spread_word(x, k + _A)
     s0, s1 = mul(dot(PATH, CODE, 0, 4, u, x, k), a), mul(dot(PATH, CODE, 4, 4, u, x, k), a)
     if OFFSET:
-        s0 = sub(s0, mul(spread_word(x, k + SUM + 1), constant(OFFSET)))
-        s1 = sub(s1, mul(spread_word(x, k + SUM + 2), constant(OFFSET)))
+        s0 = sub(s0, mul(spread_word(x, k + _SUM + 1), constant(OFFSET)))
+        s1 = sub(s1, mul(spread_word(x, k + _SUM + 2), constant(OFFSET)))
     return add(mul(sc0, s0), mul(sc1, s1))
 
 @njit(inline="always")
 def _min_256(GROUP, mn0, mn1, x, k):
     "Σ mn·a·Σx over 32 weights."
-    if GROUP == 32: return mul(mn0, spread_word(x, k + SUM))
-    return add(mul(mn0, spread_word(x, k + SUM + 1)), mul(mn1, spread_word(x, k + SUM + 2)))
+    if GROUP == 32: return mul(mn0, spread_word(x, k + _SUM))
+    return add(mul(mn0, spread_word(x, k + _SUM + 1)), mul(mn1, spread_word(x, k + _SUM + 2)))
 
 @njit(inline="always")
 def _load_d(PATH, HALF, w, at):
@@ -498,7 +498,7 @@ def _many_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP, AHEAD=2048):
                 for c in range(C): _store_rows(out, (first + c)*R + g*16, R - g*16, edge, load_floats(totals, c*16))
     return many_256
 
-# %% ../nbs/09b_cpu.ipynb #c34f57b6
+# %% ../nbs/09b_cpu.ipynb #77268ac1
 def _one_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D, AHEAD=2048):
     "The kernel of types with blocks of 32 for one column at a time; D: bytes of 16 scales."
     @njit(**_jit)
@@ -516,14 +516,14 @@ def _one_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D, AHEAD=2048):
                         _read_ahead(STEP, AHEAD, w, o + HEAD + j*STEP)
                         s = _sum_32(PATH, CODE, OFFSET, u, x, k)
                         t = fused(_load_d(PATH, HALF, w, o + j*D), to_floats(s), t)
-                        b = to_floats(spread_word(x, k + SUM))
+                        b = to_floats(spread_word(x, k + _SUM))
                         if HAS_MIN: t = fused(_load_d(PATH, HALF, w, o + (8 + j)*D), b, t)
                     total = fadd(total, fmul(t, spread_float(xd, leaf*W + c)))
                     o += HEAD + 8*STEP
                 _store_rows(out, c*R + g*16, R - g*16, edge, total)
     return one_32
 
-# %% ../nbs/09b_cpu.ipynb #b1dc3334
+# %% ../nbs/09b_cpu.ipynb #1766d10a
 def _many_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D, AHEAD=2048):
     "The kernel of types with blocks of 32 for many columns: t of each column's leaf, and the result so far."
     @njit(**_jit)
@@ -545,7 +545,7 @@ def _many_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D, AHEAD=2048):
                         for c in range(C):
                             t = load_floats(sums, c*32)
                             t = fused(d, to_floats(_sum_32(PATH, CODE, OFFSET, u, x, k + c*RECORD)), t)
-                            if HAS_MIN: t = fused(m, to_floats(spread_word(x, k + c*RECORD + SUM)), t)
+                            if HAS_MIN: t = fused(m, to_floats(spread_word(x, k + c*RECORD + _SUM)), t)
                             store_floats(sums, c*32, t)
                     for c in range(C):
                         t = fmul(load_floats(sums, c*32), spread_float(xd, leaf*W + first + c))
