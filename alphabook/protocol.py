@@ -6,7 +6,7 @@
 __all__ = ['TEXT', 'PROMPT', 'DECODED', 'LONG', 'summarise', 'add_up', 'cache_bytes', 'read_buffer', 'read_speed',
            'bytes_per_token', 'fixed_ids', 'digest', 'decode_turn', 'verify_turn', 'prompt_turn', 'peak_bytes',
            'say_first_token', 'start_turn', 'Clocked', 'python_turn', 'Turn', 'take_turns', 'our_turns', 'peer_turns',
-           'side_by_side', 'ratios', 'machine', 'load', 'commit', 'result_rows', 'open_peer', 'bench', 'table',
+           'side_by_side', 'ratios', 'machine', 'load', 'busy', 'commit', 'result_rows', 'open_peer', 'bench', 'table',
            'write_result']
 
 # %% ../nbs/25b_protocol.ipynb #5bc5b7fb
@@ -316,6 +316,12 @@ def load() -> float: # processes; None where the system doesn't say
     try: return round(os.getloadavg()[0], 2)
     except (AttributeError, OSError): return None
 
+# %% ../nbs/25b_protocol.ipynb #e5f90767
+def busy(load: float, # from `load`, before anything ran
+         ) -> bool:
+    "Others want more than a quarter of the cores."
+    return load is not None and load > os.cpu_count()/4
+
 # %% ../nbs/25b_protocol.ipynb #3b717c9d
 def commit() -> str: # short hash, or None
     "The commit of the source tree that is running; None for an installed package."
@@ -341,7 +347,7 @@ def open_peer(python, # interpreter of the peer; None: no peer
     try: return Peer(python, model=str(engine.mf.path), threads=threads, n_ctx=512)
     except NoPeer as e: say(f"llama.cpp is skipped: {e}")
 
-# %% ../nbs/25b_protocol.ipynb #944148fc
+# %% ../nbs/25b_protocol.ipynb #0c18d464
 def bench(engine: Engine, # on the CPU
           widths = (1, 2, 4, 8, 16, 32), # rows of verify rounds
           passes: int = 2, # recorded passes; one more comes before them
@@ -355,12 +361,14 @@ def bench(engine: Engine, # on the CPU
     n, threads, before = max(DECODED, *widths), set_threads(threads), load()
     if engine.n_ctx < max(LONG, PROMPT + n):
         raise ValueError(f"--ctx {engine.n_ctx}: bench needs {max(LONG, PROMPT + n)} positions")
+    if busy(before): say(f"this machine is busy (load {before}): figures of this run, ratios too, may be far off")
     ids = decode_turn(engine.model, fixed_ids(engine, PROMPT), n)[1]
     peer = open_peer(peer_python, engine, threads, say)
     name = peer and peer.facts["name"]
     try:
         theirs = peer_turns(peer, engine, ids) if peer else []
-        values, wrong, gone = take_turns(side_by_side(our_turns(engine, ids, widths, threads), theirs), passes, progress)
+        turns = side_by_side(our_turns(engine, ids, widths, threads), theirs)
+        values, wrong, gone = take_turns(turns, passes, progress)
     finally:
         if peer: peer.close()
     for arm, why in gone.items(): say(f"{arm} is dropped: {why}")

@@ -163,6 +163,14 @@ def test_nothing_is_wrong_with_a_sound_backend(bench, monkeypatch):
     assert bench('--passes', 1, '--widths', '1,3')[0] == 0
 
 
+def test_a_busy_machine_is_told_and_recorded(bench, monkeypatch):
+    for load, words in ((99.0, 1), (0.0, 0)):
+        monkeypatch.setattr(protocol, 'load', lambda: load)
+        code, out, lines = bench('--passes', 1, '--widths', '1', '--json')
+        assert code == 0 and json.loads(out)['load'] == [load, load]
+        assert sum('busy (load 99.0)' in line for line in lines) == words
+
+
 @pytest.mark.parametrize('flags, word', [
     (['--sets', 'A,V'], '--sets'), (['--shapes', '8b'], '--shapes'), (['--arms', 'plain,mtp'], '--arms'),
     (['--peer', 'http://localhost:8080'], '--peer'), (['--peer', 'vllm'], '--peer'), (['--device', 'cuda'], '--device'),
