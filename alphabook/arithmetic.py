@@ -179,20 +179,20 @@ def attention_tile(q, # float32 [H, D]: the query heads that share one KV head
     for j in np.flatnonzero(visible): o = fma(p[:, j, None], v[j], o)                  # (H, D)
     return m, l, o
 
-# %% ../nbs/03b_arithmetic.ipynb #ca11d18c
+# %% ../nbs/03b_arithmetic.ipynb #4d883633
 def attend_one(q, # float32 [H, D]: query heads of one KV head, one row
-               k, v, # float16 [≥ pos + 1, D]
-               pos: int, # absolute position of the row; it sees positions up to its own
-               window: int, # it sees at most the last `window` positions; 0: all
+               k, v, # float16 [≥ n, D]
+               visible, # bool [n]: which positions from 0 on the row sees
                scale, # float32
                sinks = None, # float32 [H]: scores that only take weight away
                ): # float32 [H, D]
-    "Attention of one row over tiles of 64 absolute positions, combined in order."
-    first = max(0, pos - window + 1) if window else 0
+    "Attention of one row over tiles of 64 absolute positions, combined in order; tiles out of sight are skipped."
     m, l, o = np.full(len(q), -np.inf, f32), np.zeros(len(q), f32), np.zeros_like(q)
-    for start in range(first//TILE*TILE, pos + 1, TILE):
-        at = np.arange(start, min(start + TILE, pos + 1))
-        mt, lt, ot = attention_tile(q, k[at].astype(f32), v[at].astype(f32), at >= first, scale)
+    for start in range(0, len(visible), TILE):
+        seen = visible[start:start + TILE]
+        if not seen.any(): continue
+        at = slice(start, start + len(seen))
+        mt, lt, ot = attention_tile(q, k[at].astype(f32), v[at].astype(f32), seen, scale)
         top = np.maximum(m, mt)
         alpha, beta = exp(m - top), exp(mt - top)
         l, o, m = l*alpha + lt*beta, o*alpha[:, None] + ot*beta[:, None], top
@@ -201,7 +201,7 @@ def attend_one(q, # float32 [H, D]: query heads of one KV head, one row
         o, l = o*exp(m - top)[:, None], l*exp(m - top) + exp(sinks - top)
     return (o + f32(0))/l[:, None]
 
-# %% ../nbs/03b_arithmetic.ipynb #94559b5e
+# %% ../nbs/03b_arithmetic.ipynb #9814cfd2
 def attention(q, # float32 [W, n_head, D]
               k, v, # float16 [n_ctx, n_kv_head, D], rows written up to the largest position
               positions, # int [W]
@@ -212,10 +212,11 @@ def attention(q, # float32 [W, n_head, D]
     "Causal attention with grouped query heads: head h uses KV head h // (n_head / n_kv_head)."
     out, group = np.empty_like(q), q.shape[1]//k.shape[1]
     for w, pos in enumerate(positions):
+        visible = np.arange(pos + 1) > pos - (window or pos + 1)
         for h in range(k.shape[1]):
             heads = slice(h*group, (h + 1)*group)
             sink = None if sinks is None else sinks[heads]
-            out[w, heads] = attend_one(q[w, heads], k[:, h], v[:, h], int(pos), window, f32(scale), sink)
+            out[w, heads] = attend_one(q[w, heads], k[:, h], v[:, h], visible, f32(scale), sink)
     return out
 
 # %% ../nbs/03b_arithmetic.ipynb #58dc6bbf

@@ -6,7 +6,7 @@
 __all__ = ['MAPPED', 'UNPACK_LIMIT', 'PACK_LIMIT', 'unpack_16', 'memory_bytes', 'packed_bytes', 'file_bytes', 'has_room',
            'packed_matrix', 'Experts', 'load_experts', 'expert_matmul', 'MappedMatrix', 'load_matrix', 'matmul']
 
-# %% ../nbs/09c_cpu_experts.ipynb #48b3d77a
+# %% ../nbs/09c_cpu_experts.ipynb #d263b715
 import os
 import weakref
 
@@ -16,9 +16,9 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 import alphabook.cpu as cpu
-from .blocks import FLOAT_TYPES, format_of
+from .blocks import FLOAT_TYPES
 from .cpu import (
-    F, Matrix, _jit, bits_float, half_to_float, packing, product, product_32, product_256, quantize, set_threads, share)
+    F, Matrix, _jit, bits_float, half_to_float, packing, product, product_32, product_256, quantize, share)
 from .modelfile import TYPE
 
 # %% ../nbs/09c_cpu_experts.ipynb #f44564a4

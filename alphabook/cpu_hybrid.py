@@ -21,8 +21,8 @@ from .cpu import (
 from .cpu_experts import (
     UNPACK_LIMIT, Experts, MappedMatrix, expert_matmul, load_experts, load_matrix, matmul)
 
-# %% ../nbs/09d_cpu_hybrid.ipynb #77238e42
-_all_ = [                                # a backend is one module: this one has the operations of 09 and 09a as well
+# %% ../nbs/09d_cpu_hybrid.ipynb #152c6a5f
+_all_ = [                                # a backend is one module: this one has the operations of 09b and 09c as well
     "Experts", "MappedMatrix", "Matrix", "UNPACK_LIMIT", "apply_rope", "attention", "embed", "expert_matmul", "gated",
     "load_experts", "load_matrix", "matmul", "rms_norm", "rope_angles", "set_threads", "softcap"]
 

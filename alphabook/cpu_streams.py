@@ -19,8 +19,8 @@ from .cpu_hybrid import (
     gated_norm, gdn, gdn_gates, l2_norm, load_experts, load_matrix, matmul, rms_norm, rope_angles, route, set_threads,
     sigmoid, sigmoid_gate, softcap)
 
-# %% ../nbs/09e_cpu_streams.ipynb #23c3f8f5
-_all_ = [                                      # a backend is one module: this one has all operations of 09 and 09b too
+# %% ../nbs/09e_cpu_streams.ipynb #b63f08d5
+_all_ = [                                      # a backend is one module: this one has all operations of 09b to 09d too
     "Experts", "MappedMatrix", "Matrix", "UNPACK_LIMIT", "apply_rope", "attention", "combine", "conv_silu", "embed",
     "expert_matmul", "gated", "gated_norm", "gdn", "gdn_gates", "l2_norm", "load_experts", "load_matrix", "matmul",
     "rms_norm", "rope_angles", "route", "set_threads", "sigmoid_gate", "softcap"]

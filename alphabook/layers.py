@@ -42,12 +42,12 @@ def load_tensor(ops, # backend
     if len(tensor.shape) == 3: return ops.load_experts(data, type)
     return ops.load_matrix(data, type, attr in ROWS_ONLY and not (tied and attr == "token_embd"))
 
-# %% ../nbs/11a_layers.ipynb #abdca2e9
+# %% ../nbs/11a_layers.ipynb #11e2e605
 class Model:
     "A model ready to run: its configuration, a backend, and the weights in that backend's form."
     def __init__(self, mf: ModelFile, # the open file; must stay open
                  cfg: ModelConfig, # from `load_config`
-                 backend, # module of operations: `alphabook.hybrid` or `alphabook.cpu_hybrid`
+                 backend, # module of operations: `alphabook.streams` or `alphabook.cpu_streams`
                  progress = None, # called with (bytes loaded, bytes in all) after each tensor
                  ):
         self.cfg, self.ops, kinds = cfg, backend, [cfg.mixer(i) for i in range(cfg.n_layer)]

@@ -8,7 +8,7 @@ __all__ = ['HELD_OUT', 'PER_SOURCE', 'PER_KIND', 'COPYLEFT', 'DOCUMENTED', 'ASK'
            'swap_words', 'edit_prompts', 'chat_prompts', 'train_vocabulary', 'vocabulary_metadata', 'encode_documents',
            'write_ids', 'flush']
 
-# %% ../nbs/29c_mixture.ipynb #27cba0de
+# %% ../nbs/29c_mixture.ipynb #df7a00fb
 import hashlib, json, re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -19,10 +19,10 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from .bpe import QWEN2, split_words, to_byte_chars
-from .corpus import LANGUAGES, Document, Once, Source, read_tree, repeated
+from .bpe import QWEN2
+from .corpus import LANGUAGES, Document, Once, Source, repeated
 from .edits import code_pieces, edit_prompt, pick, prose_pieces
-from .tokenizer import CONTROL, NORMAL, Tokenizer
+from .tokenizer import CONTROL, NORMAL
 
 # %% ../nbs/29c_mixture.ipynb #88567e14
 def chance(text: str) -> int:

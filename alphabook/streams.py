@@ -4,17 +4,16 @@
 
 # %% auto #0
 __all__ = ['open_streams', 'stream_norm', 'read_streams', 'write_streams', 'block_keys', 'block_scores', 'choose_blocks',
-           'attend_chosen', 'sparse_attention', 'ngrams', 'hash_rows', 'fit', 'CONTRACT_VERSION', 'TILE', 'Experts',
-           'Matrix', 'apply_rope', 'argmax', 'attention', 'combine', 'conv_silu', 'embed', 'expert_matmul', 'gated',
-           'gated_norm', 'gdn', 'gdn_gates', 'gdn_step', 'l2_norm', 'load_experts', 'load_matrix', 'matmul',
-           'random_bits', 'rms_norm', 'rope_angles', 'route', 'sample', 'sigmoid_gate', 'softcap', 'softmax',
-           'top_k_ids']
+           'sparse_attention', 'ngrams', 'hash_rows', 'fit', 'CONTRACT_VERSION', 'TILE', 'Experts', 'Matrix',
+           'apply_rope', 'argmax', 'attention', 'combine', 'conv_silu', 'embed', 'expert_matmul', 'gated', 'gated_norm',
+           'gdn', 'gdn_gates', 'gdn_step', 'l2_norm', 'load_experts', 'load_matrix', 'matmul', 'random_bits',
+           'rms_norm', 'rope_angles', 'route', 'sample', 'sigmoid_gate', 'softcap', 'softmax', 'top_k_ids']
 
-# %% ../nbs/03d_streams.ipynb #2bfbc675
+# %% ../nbs/03d_streams.ipynb #c1bfd002
 import numpy as np
 
-from .arithmetic import attention_tile
-from .elementary import exp, f32, fma, i64, lane_dot, sigmoid, silu, u64
+from .arithmetic import attend_one
+from .elementary import f32, fma, i64, lane_dot, sigmoid, silu, u64
 from .hybrid import (
     CONTRACT_VERSION, TILE, Experts, Matrix, apply_rope, argmax, attention, combine, conv_silu, embed, expert_matmul,
     gated, gated_norm, gdn, gdn_gates, gdn_step, l2_norm, load_experts, load_matrix, matmul, random_bits, rms_norm,
@@ -104,27 +103,7 @@ def choose_blocks(scores, # float32 [W, n]: of all blocks that are complete at t
         if (pos + 1) % block: chosen[w, complete] = True
     return chosen
 
-# %% ../nbs/03d_streams.ipynb #33fd142f
-def attend_chosen(q, # float32 [H, D]: query heads of one KV head, one row
-                  k, v, # float16 [≥ pos + 1, D]
-                  pos: int, # absolute position of the row
-                  chosen, # bool [≥ pos // block + 1]
-                  block: int, # positions of a block
-                  scale, # float32
-                  ): # float32 [H, D]
-    "One row over its chosen blocks: tiles of 64 absolute positions combined in order, absent positions left out."
-    m, l, o = np.full(len(q), -np.inf, f32), np.zeros(len(q), f32), np.zeros_like(q)
-    for start in range(0, pos + 1, TILE):
-        at = np.arange(start, min(start + TILE, pos + 1))
-        visible = chosen[at//block]
-        if not visible.any(): continue
-        mt, lt, ot = attention_tile(q, k[at].astype(f32), v[at].astype(f32), visible, scale)
-        top = np.maximum(m, mt)
-        alpha, beta = exp(m - top), exp(mt - top)
-        l, o, m = l*alpha + lt*beta, o*alpha[:, None] + ot*beta[:, None], top
-    return (o + f32(0))/l[:, None]
-
-# %% ../nbs/03d_streams.ipynb #36fce2fe
+# %% ../nbs/03d_streams.ipynb #150af649
 def sparse_attention(q, # float32 [W, n_head, D]
                      k, v, # float16 [n_ctx, n_kv_head, D], rows written up to the largest position
                      positions, # int [W]
@@ -135,9 +114,10 @@ def sparse_attention(q, # float32 [W, n_head, D]
     "Causal attention over chosen blocks; all heads of a row share its choice."
     out, group = np.empty_like(q), q.shape[1]//k.shape[1]
     for w, pos in enumerate(positions):
+        visible = chosen[w].repeat(block)[:pos + 1]
         for h in range(k.shape[1]):
             heads = slice(h*group, (h + 1)*group)
-            out[w, heads] = attend_chosen(q[w, heads], k[:, h], v[:, h], int(pos), chosen[w], block, f32(scale))
+            out[w, heads] = attend_one(q[w, heads], k[:, h], v[:, h], visible, f32(scale))
     return out
 
 # %% ../nbs/03d_streams.ipynb #55ea4eb3

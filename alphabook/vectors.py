@@ -8,8 +8,7 @@ __all__ = ['LANES', 'BYTES', 'WORDS', 'FLOATS', 'CODES', 'PORTABLE', 'AVX2', 'VN
            'add', 'sub', 'mul', 'fadd', 'fsub', 'fmul', 'to_floats', 'Vector', 'available_paths', 'choose_path',
            'load_halves', 'fused', 'constant', 'Code', 'moves', 'unpack', 'offset', 'dot', 'prefetch']
 
-# %% ../nbs/09a_vectors.ipynb #3b971bfd
-import os
+# %% ../nbs/09a_vectors.ipynb #1c3e92f2
 from dataclasses import dataclass
 
 import llvmlite.binding

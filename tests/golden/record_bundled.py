@@ -7,7 +7,7 @@ writes tests/golden/alphabook-mini.npz: `text`, `ids` (by llama.cpp's tokenizer)
 and `mtp`, logits from weights dequantized to F32 (float32 KV, no flash attention); `route`, `mtp_route`; `quantized`,
 `quantized_mtp`: cosines per position between those and llama.cpp on the file as it is; `sha256` of the file.
 """
-import ctypes, hashlib, sys, tempfile
+import hashlib, sys, tempfile
 from pathlib import Path
 
 import numpy as np
