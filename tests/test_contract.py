@@ -5,7 +5,8 @@ import pytest
 
 import alphabook.codebooks
 import alphabook.arithmetic as spec
-import alphabook.cpu as cpu
+import alphabook.cpu
+import alphabook.cpu_products as cpu
 import alphabook.cpu_hybrid as cpu_hybrid
 import alphabook.hybrid as hybrid_spec
 from alphabook.blocks import FORMATS, STEPS, int_bound, quantize_acts
@@ -37,7 +38,7 @@ def test_version():
 
 @pytest.mark.parametrize('backend', ['numpy', 'cpu'])
 def test_recorded_hashes(backend):
-    product, ops, hybrid_ops = dict(numpy=(spec_product, spec, hybrid_spec), cpu=(cpu_product, cpu, cpu_hybrid))[backend]
+    product, ops, hybrid_ops = dict(numpy=(spec_product, spec, hybrid_spec), cpu=(cpu_product, alphabook.cpu, cpu_hybrid))[backend]
     now = products(product) | functions(ops) | hybrid(hybrid_ops)
     assert set(now) == set(RECORDED['hashes'])
     assert {k: v for k, v in now.items() if RECORDED['hashes'][k] != v} == {}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import alphabook.arithmetic as spec
-import alphabook.cpu as cpu
+import alphabook.cpu_products as cpu
 import alphabook.vectors as vectors
 from alphabook.blocks import FLOAT_TYPES, FORMATS, random_blocks
 from alphabook.modelfile import TYPE
@@ -85,7 +85,7 @@ def test_activations_of_another_length_are_refused():
 
 @pytest.mark.parametrize('wanted, path', [('portable', 'portable'), ('', PATHS[-1])])
 def test_the_environment_chooses_a_path(wanted, path):
-    code = 'import alphabook.cpu as c; print(c._path[0])'
+    code = 'import alphabook.cpu_products as c; print(c._path[0])'
     run = subprocess.run([sys.executable, '-c', code], env=os.environ | {'ALPHABOOK_VECTORS': wanted}, capture_output=True, text=True)
     assert run.stdout.strip() == path, run.stderr
 
@@ -112,7 +112,7 @@ def emulated(builder, name, result, *args, real=v._call):
 
 v._call = emulated
 import alphabook.arithmetic as spec
-import alphabook.cpu as cpu
+import alphabook.cpu_products as cpu
 from alphabook.blocks import random_blocks
 cpu._path[0] = 'vnni'
 for type in ('Q4_K', 'Q6_K', 'Q8_0', 'IQ4_NL', 'IQ2_S', 'Q5_1'):
