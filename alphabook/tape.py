@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['LINE', 'WAKE', 'CHUNK', 'kernel', 'set_threads', 'argument_words', 'trampoline', 'fetch_add', 'look', 'call',
-           'give_way', 'play', 'Tape', 'wait_for_all', 'share', 'recording', 'side_by_side']
+           'give_way', 'play', 'Pool', 'Tape', 'wait_for_all', 'share', 'recording', 'side_by_side', 'empty']
 
-# %% ../nbs/09b_tape.ipynb #f25d51ce
-import hashlib, os
+# %% ../nbs/09b_tape.ipynb #7993816a
+import hashlib, math, os, weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
@@ -156,10 +156,36 @@ def play(program, counters): # int64 [n, 5]: address, words, tasks, tasks at a t
             call(address, lo, hi, words)
             fetch_add(counters, taken + LINE, hi - lo)
 
-# %% ../nbs/09b_tape.ipynb #1820f750
+# %% ../nbs/09b_tape.ipynb #8cc92064
+class Pool:
+    "Memory that arrays share one after another."
+    def __init__(self): self.blocks, self.free, self.resting = [], [], None
+
+    def empty(self, shape, dtype=np.float32): # uninitialized array
+        "An array whose memory goes back to the pool when it and its views have died."
+        n = max(1, math.prod(shape)*np.dtype(dtype).itemsize)
+        fit = min((b for b in self.free if n <= b.nbytes <= 2*n + 4096), key=lambda b: b.nbytes, default=None)
+        if fit is None:
+            fit = np.empty(n + 64, np.uint8)
+            fit = fit[-fit.ctypes.data % 64:][:n]
+            self.blocks.append(fit)
+        else: self.free = [b for b in self.free if b is not fit]
+        array = np.frombuffer(fit.data, dtype, math.prod(shape))      # views refer to it, for fit.data is no array
+        weakref.finalize(array, self.take_back, fit)
+        return array.reshape(shape)
+
+    def take_back(self, block):
+        "A block that no array uses any more."
+        (self.free if self.resting is None else self.resting).append(block)
+
+    def owns(self, array) -> bool:
+        "Whether an array's memory is the pool's."
+        return any(b.ctypes.data <= array.ctypes.data < b.ctypes.data + b.nbytes for b in self.blocks)
+
+# %% ../nbs/09b_tape.ipynb #d2d5914f
 class Tape:
     "Operations in the order in which they were issued."
-    def __init__(self): self.program, self.arguments, self.first_of_group = [], [], None
+    def __init__(self): self.program, self.arguments, self.first_of_group, self.pool = [], [], None, Pool()
 
     def record(self, kernel, # from `kernel`
                n: int, chunk: int, # tasks, and how many a thread takes at a time
@@ -168,7 +194,8 @@ class Tape:
         signature = types.int64, types.int64, *map(typeof, args)
         address, keep = trampoline(kernel, signature)
         words = np.array([w for a, t in zip(args, signature[2:]) for w in argument_words(a, t)], np.int64)
-        self.arguments.append((args, words, keep))
+        others = [a for a in args if isinstance(a, np.ndarray) and not self.pool.owns(a)]
+        self.arguments.append((words, others, keep))
         before = len(self.program) if self.first_of_group is None else self.first_of_group
         self.program.append((address, words.ctypes.data, n, chunk, before))
 
@@ -188,7 +215,7 @@ def wait_for_all(program, counters): # as of `play`
     for i in range(len(program)):
         while look(counters, 2*LINE*i + LINE) < program[i, 2]: give_way()
 
-# %% ../nbs/09b_tape.ipynb #b392c4f9
+# %% ../nbs/09b_tape.ipynb #758a2d17
 _recording = [None]                            # the tape that is open
 WAKE, CHUNK = 1 << 21, 1 << 16                 # multiplications that are worth another thread; that a thread takes
 
@@ -218,7 +245,13 @@ def recording(): # yields the Tape
 def side_by_side():
     "Operations recorded inside don't wait for each other."
     tape = _recording[0]
-    if tape is not None: tape.first_of_group = len(tape.program)
+    if tape is not None: tape.first_of_group, tape.pool.resting = len(tape.program), []
     try: yield
     finally:
-        if tape is not None: tape.first_of_group = None
+        if tape is not None:
+            tape.pool.free += tape.pool.resting
+            tape.first_of_group = tape.pool.resting = None
+
+def empty(shape, dtype=np.float32): # uninitialized array
+    "Memory for a result: of the tape that is open, if one is."
+    return np.empty(shape, dtype) if _recording[0] is None else _recording[0].pool.empty(shape, dtype)
