@@ -5,17 +5,22 @@
 # %% auto #0
 __all__ = ['LANES', 'BYTES', 'WORDS', 'FLOATS', 'CODES', 'PORTABLE', 'AVX2', 'VNNI', 'load_bytes', 'load_words', 'load_floats',
            'load_brains', 'load_small', 'store_words', 'store_floats', 'spread_word', 'spread_float', 'zero_floats',
-           'add', 'sub', 'mul', 'fadd', 'fsub', 'fmul', 'to_floats', 'Vector', 'available_paths', 'choose_path',
-           'load_halves', 'fused', 'constant', 'Code', 'moves', 'unpack', 'offset', 'dot', 'prefetch']
+           'add', 'sub', 'mul', 'fadd', 'fsub', 'fmul', 'to_floats', 'fdiv', 'fmax', 'fmin', 'fsqrt', 'vexp',
+           'vsigmoid', 'vsilu', 'vgelu', 'vsoftplus', 'Vector', 'available_paths', 'choose_path', 'load_halves',
+           'fused', 'constant', 'Code', 'moves', 'unpack', 'offset', 'dot', 'prefetch', 'load_some', 'store_some',
+           'get', 'put', 'spread', 'where_less', 'fold_16', 'top_16', 'vdot', 'dots_16', 'store_halves', 'all_below']
 
-# %% ../nbs/09a_vectors.ipynb #1c3e92f2
+# %% ../nbs/09a_vectors.ipynb #e637f113
 from dataclasses import dataclass
 
 import llvmlite.binding
 from llvmlite import ir
-from numba import config, types
+from numba import config, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
+
+from .elementary import (
+    EXP_MAX, EXP_MIN, EXP_POLY, GELU_CUBE, GELU_SCALE, LN2_HI, LN2_LO, LOG1P_POLY, LOG2E, MAGIC)
 
 # %% ../nbs/09a_vectors.ipynb #c49347a5
 LANES = 16
@@ -337,3 +342,214 @@ def prefetch(typingctx, array, at):
         _call(builder, "llvm.prefetch.p0", ir.VoidType(), p, *map(_ints[32], (0, 2, 1)))
         return context.get_dummy_value()
     return types.void(array, types.intp), codegen
+
+# %% ../nbs/09a_vectors.ipynb #f1add321
+def _first_lanes(builder, n):
+    "A mask of lanes 0 … n."
+    lanes = ir.Constant(WORDS.llvm, [*range(LANES)])
+    return builder.icmp_signed("<", lanes, _spread(builder, builder.trunc(n, _ints[32]), LANES))
+
+@intrinsic
+def load_some(typingctx, array, at, n):
+    "The first n floats from array[at] on, +0.0 in the other lanes."
+    def codegen(context, builder, signature, args):
+        p, mask = _address(context, builder, signature, args, 0, FLOATS.llvm), _first_lanes(builder, args[2])
+        blank = _constant(FLOATS.llvm, 0.0)
+        return _call(builder, "llvm.masked.load.v16f32.p0", FLOATS.llvm, p, _ints[32](1), mask, blank)
+    return FLOATS(array, types.intp, types.intp), codegen
+
+@intrinsic
+def store_some(typingctx, array, at, n, v):
+    "Store the first n lanes."
+    def codegen(context, builder, signature, args):
+        p, mask = _address(context, builder, signature, args, 0, FLOATS.llvm), _first_lanes(builder, args[2])
+        _call(builder, "llvm.masked.store.v16f32.p0", ir.VoidType(), args[3], p, _ints[32](1), mask)
+        return context.get_dummy_value()
+    return types.void(array, types.intp, types.intp, FLOATS), codegen
+
+# %% ../nbs/09a_vectors.ipynb #4a278425
+@njit
+def get(x, at, n): # float32 [N]
+    "Sixteen floats from x[at] on, or n if only so many are left; +0.0 in the other lanes."
+    return load_floats(x, at) if n >= 16 else load_some(x, at, n)
+
+@njit
+def put(x, at, n, v): # float32 [N]
+    "Store sixteen floats from x[at] on, or n if there is only room for so many."
+    if n >= 16: store_floats(x, at, v)
+    else: store_some(x, at, n, v)
+
+# %% ../nbs/09a_vectors.ipynb #862f0704
+def _pick(op): return lambda builder, x, y: builder.select(builder.fcmp_ordered(op, x, y), x, y)
+
+fdiv, fmax, fmin = (_operation(FLOATS, 2, emit) for emit in (ir.IRBuilder.fdiv, _pick(">"), _pick("<")))
+fsqrt = _operation(FLOATS, 1, lambda builder, x: _call(builder, "llvm.sqrt.v16f32", FLOATS.llvm, x))
+
+@intrinsic
+def spread(typingctx, x):
+    "A float32 in all lanes."
+    return FLOATS(types.float32), lambda context, builder, signature, args: _spread(builder, args[0], LANES)
+
+@intrinsic
+def where_less(typingctx, a, b, x, y):
+    "x where a < b, else y."
+    def codegen(context, builder, signature, args):
+        return builder.select(builder.fcmp_ordered("<", *args[:2]), *args[2:])
+    return FLOATS(*[FLOATS]*4), codegen
+
+# %% ../nbs/09a_vectors.ipynb #6da48baf
+def _floats(*values): return [_constant(FLOATS.llvm, float(v)) for v in values]
+
+def _fma(builder, x, y, z): return _call(builder, "llvm.fma.v16f32", FLOATS.llvm, x, y, z)
+
+def _horner(builder, x, coefficients):
+    "A polynomial, highest power first."
+    p, *rest = _floats(*coefficients)
+    for c in rest: p = _fma(builder, p, x, c)
+    return p
+
+def _exp(builder, x):
+    least, most, log2e, magic, high, low, inf = _floats(EXP_MIN, EXP_MAX, LOG2E, MAGIC, -LN2_HI, -LN2_LO, float("inf"))
+    y = _pick(">")(builder, least, _pick("<")(builder, most, x))
+    t = _fma(builder, y, log2e, magic)
+    k, words = builder.fsub(t, magic), lambda v: builder.bitcast(v, WORDS.llvm)
+    p = _horner(builder, _fma(builder, k, low, _fma(builder, k, high, y)), EXP_POLY)
+    n = builder.shl(builder.sub(words(t), words(magic)), _constant(WORDS.llvm, 23))
+    e = builder.bitcast(builder.add(words(p), n), FLOATS.llvm)
+    e = builder.select(builder.fcmp_ordered("<", x, least), *_floats(0), e)
+    return builder.select(builder.fcmp_ordered(">", x, most), inf, e)
+
+# %% ../nbs/09a_vectors.ipynb #6967b3b0
+def _exp_1(builder, x): # 1 + exp(−x)
+    return builder.fadd(*_floats(1), _exp(builder, builder.fsub(*_floats(0), x)))
+
+def _sigmoid(builder, x): return builder.fdiv(*_floats(1), _exp_1(builder, x))
+
+def _silu(builder, x): return builder.fdiv(x, _exp_1(builder, x))
+
+def _gelu(builder, x):
+    scale, cube = _floats(GELU_SCALE, GELU_CUBE)
+    x3 = builder.fmul(builder.fmul(x, x), x)
+    return builder.fdiv(x, _exp_1(builder, builder.fmul(scale, builder.fadd(x, builder.fmul(cube, x3)))))
+
+def _softplus(builder, x):
+    zero, two = _floats(0, 2)
+    u = _exp(builder, builder.fsub(zero, _call(builder, "llvm.fabs.v16f32", FLOATS.llvm, x)))
+    s = builder.fdiv(u, builder.fadd(two, u))
+    z = builder.fmul(s, s)
+    log = _fma(builder, builder.fmul(s, z), _horner(builder, z, LOG1P_POLY), builder.fadd(s, s))
+    return builder.fadd(_pick(">")(builder, x, zero), log)
+
+vexp, vsigmoid, vsilu, vgelu, vsoftplus = (_operation(FLOATS, 1, f) for f in (_exp, _sigmoid, _silu, _gelu, _softplus))
+
+# %% ../nbs/09a_vectors.ipynb #57e6cad8
+def _fold(builder, v):
+    "Upper half onto lower half until one value is left."
+    while v.type.count > 1: v = builder.fadd(*_parts(builder, v, 2))
+    return builder.fadd(builder.extract_element(v, _ints[32](0)), _float(0.0))
+
+@intrinsic
+def fold_16(typingctx, v):
+    "Sum of the lanes, by halves."
+    return types.float32(FLOATS), lambda context, builder, signature, args: _fold(builder, args[0])
+
+@intrinsic
+def top_16(typingctx, v):
+    "The largest lane."
+    def codegen(context, builder, signature, args):
+        v = args[0]
+        while v.type.count > 1: v = _pick(">")(builder, *_parts(builder, v, 2))
+        return builder.extract_element(v, _ints[32](0))
+    return types.float32(FLOATS), codegen
+
+# %% ../nbs/09a_vectors.ipynb #a5b833ef
+@intrinsic(prefer_literal=True)
+def _dot_lanes(typingctx, lanes, x, x_at, y, y_at, n):
+    "Dot product of n floats of two arrays, by a literal number of lanes."
+    wide = _vector(_float, lanes.literal_value)
+    def codegen(context, builder, signature, args):
+        starts = [_address(context, builder, signature, args, i, _float) for i in (1, 3)]
+        total = cgutils.alloca_once_value(builder, _constant(wide, 0.0))
+        def step(pointers):
+            parts = [builder.load(builder.bitcast(p, wide.as_pointer()), align=4) for p in pointers]
+            builder.store(_call(builder, f"llvm.fma.v{wide.count}f32", wide, *parts, builder.load(total)), total)
+        whole = builder.and_(args[5], args[5].type(-wide.count))
+        with cgutils.for_range_slice(builder, whole.type(0), whole, whole.type(wide.count)) as (at, _):
+            step([builder.gep(p, [at]) for p in starts])
+        rest = builder.sub(args[5], whole)
+        with builder.if_then(builder.icmp_signed(">", rest, rest.type(0))):
+            ends = [cgutils.alloca_once_value(builder, _constant(wide, 0.0)) for _ in starts]
+            for end, start in zip(ends, starts): cgutils.raw_memcpy(builder, end, builder.gep(start, [whole]), rest, 4)
+            step(ends)
+        return _fold(builder, builder.load(total))
+    return types.float32(lanes, x, types.intp, y, types.intp, types.intp), codegen
+
+@njit
+def vdot(x, x_at, y, y_at, n): # float32 arrays
+    "Dot product of n floats from x[x_at] and y[y_at] on, by the contract."
+    return _dot_lanes(32, x, x_at, y, y_at, n) if n <= 256 else _dot_lanes(256, x, x_at, y, y_at, n)
+
+# %% ../nbs/09a_vectors.ipynb #9cd030fc
+def _fold_together(builder, vectors):
+    "Folds of sixteen vectors, as one."
+    half = LANES//2
+    while len(vectors) > 1:
+        size = half*2
+        low, high = ([i for g in range(0, 2*LANES, size) for i in range(g + o, g + o + half)] for o in (0, half))
+        pair = lambda a, b, index: builder.shuffle_vector(a, b, ir.Constant(WORDS.llvm, index))
+        pairs = zip(vectors[::2], vectors[1::2])
+        vectors, half = [builder.fadd(pair(a, b, low), pair(a, b, high)) for a, b in pairs], half//2
+    return builder.fadd(vectors[0], *_floats(0))
+
+@intrinsic(prefer_literal=True)
+def dots_16(typingctx, n, q, q_at, k, k_at):
+    "Dot products of q[q_at …] with sixteen rows of n floats, from k[k_at] on; n is a literal multiple of 32 up to 256."
+    def codegen(context, builder, signature, args):
+        q, k = (_address(context, builder, signature, args, i, _float) for i in (1, 3))
+        def load(p, i):
+            return builder.load(builder.bitcast(builder.gep(p, [_ints[32](i)]), FLOATS.llvm.as_pointer()), align=4)
+        qs, sums = [load(q, i) for i in range(0, n.literal_value, 16)], []
+        for row in range(LANES):
+            parts = _floats(0, 0)
+            for i, x in enumerate(qs):
+                parts[i % 2] = _fma(builder, x, load(k, row*n.literal_value + 16*i), parts[i % 2])
+            sums.append(builder.fadd(*parts))
+        return _fold_together(builder, sums)
+    return FLOATS(n, q, types.intp, k, types.intp), codegen
+
+# %% ../nbs/09a_vectors.ipynb #bf1d69dd
+def _narrow(builder, v): # <16 x float> → <16 x i16>
+    "float32 → float16, rounded to nearest even, in integers."
+    number = lambda n: _constant(WORDS.llvm, n)
+    words = builder.bitcast(v, WORDS.llvm)
+    a = builder.and_(words, number(0x7FFFFFFF))
+    odd = builder.and_(builder.lshr(a, number(13)), number(1))
+    normal = builder.lshr(builder.add(builder.add(builder.sub(a, number(0x38000000)), number(0xFFF)), odd), number(13))
+    top = builder.select(builder.icmp_unsigned(">", a, number(0x7F800000)), number(0x7E00), number(0x7C00))
+    normal = builder.select(builder.icmp_unsigned(">=", a, number(0x47800000)), top, normal)
+    sum_ = builder.bitcast(builder.fadd(builder.bitcast(a, FLOATS.llvm), *_floats(.5)), WORDS.llvm)
+    small = builder.icmp_unsigned("<", a, number(0x38800000))
+    h = builder.select(small, builder.sub(sum_, number(0x3F000000)), normal)
+    sign = builder.and_(builder.lshr(words, number(16)), number(0x8000))
+    return builder.trunc(builder.or_(h, sign), _vector(_ints[16], LANES))
+
+# %% ../nbs/09a_vectors.ipynb #42a2ecb6
+@intrinsic(prefer_literal=True)
+def store_halves(typingctx, path, array, at, v):
+    "Sixteen float32 as float16, rounded to nearest even."
+    def codegen(context, builder, signature, args):
+        p = _address(context, builder, signature, args, 1, _vector(_ints[16], LANES))
+        if path.literal_value == PORTABLE: h = _narrow(builder, args[3])
+        else: h = builder.bitcast(builder.fptrunc(args[3], _vector(ir.HalfType(), LANES)), _vector(_ints[16], LANES))
+        builder.store(h, p, align=1)
+        return context.get_dummy_value()
+    return types.void(path, array, types.intp, FLOATS), codegen
+
+@intrinsic
+def all_below(typingctx, v, limit):
+    "Whether every lane's magnitude is below a limit."
+    def codegen(context, builder, signature, args):
+        size = _call(builder, "llvm.fabs.v16f32", FLOATS.llvm, args[0])
+        lanes = builder.fcmp_ordered("<", size, _spread(builder, args[1], LANES))
+        return _call(builder, "llvm.vector.reduce.and.v16i1", _ints[1], lanes)
+    return types.boolean(FLOATS, types.float32), codegen
