@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['CONTRACT_VERSION', 'TILE', 'leaves_256', 'leaves_32', 'quantized_product', 'Matrix', 'load_matrix', 'matmul', 'embed',
-           'rms_norm', 'gated', 'swiglu_oai', 'softcap', 'softmax', 'apply_rope', 'attention_tile', 'attend_one',
-           'attention', 'philox_4x32', 'random_bits', 'argmax', 'top_k_ids', 'sample']
+           'rms_norm', 'gated', 'swiglu_oai', 'softcap', 'softmax', 'matmuls', 'add', 'scale', 'columns', 'joined',
+           'store_rows', 'apply_rope', 'attention_tile', 'attend_one', 'attention', 'philox_4x32', 'random_bits',
+           'argmax', 'top_k_ids', 'sample']
 
 # %% ../nbs/03b_arithmetic.ipynb #40292faa
 import numpy as np
@@ -148,6 +149,48 @@ def softmax(x, # float32 [..., n]
     "exp(x − max) ÷ their lane sum."
     e = exp(x - x.max(-1, keepdims=True))
     return e/lane_sum(e)[..., None]
+
+# %% ../nbs/03b_arithmetic.ipynb #76226c55
+def matmuls(ws: list, # Matrix [R, K] each
+            x, # float32 [W, K]
+            ) -> list: # of float32 [W, R]
+    "Several products of the same activations."
+    return [matmul(w, x) for w in ws]
+
+def add(x, # float32 [..., n]
+        y, # float32, the same shape, or [n]
+        ): # float32 [..., n]
+    "x + y."
+    return x + y
+
+def scale(x, # float32
+          c: float,
+          ): # float32
+    "x·c."
+    return x*f32(c)
+
+# %% ../nbs/03b_arithmetic.ipynb #e926b160
+def columns(x, # float32 [..., n]
+            start: int, stop: int,
+            ): # float32 [..., stop − start]
+    "A copy of some columns."
+    return np.ascontiguousarray(x[..., start:stop])
+
+def joined(a, b, # float32 [A, C], [B, C]
+           ): # float32 [A + B, C]
+    "The rows of a, then those of b."
+    return np.concatenate([a, b])
+
+# %% ../nbs/03b_arithmetic.ipynb #85bc36ed
+def store_rows(k_table, v_table, # float16 [n_ctx, KV, D], changed
+               positions, # int [W]
+               k, v, # float32 [W, KV, D]
+               flag, # int64 [1], set to 1 if a value is not finite as float16
+               ):
+    "Keys and values, rounded to float16, into the rows of their positions."
+    for table, rows in ((k_table, k), (v_table, v)):
+        with np.errstate(over="ignore"): table[positions] = rows
+        if not np.isfinite(table[positions]).all(): flag[0] = 1
 
 # %% ../nbs/03b_arithmetic.ipynb #059dadee
 def apply_rope(x, # float32 [W, heads, head_dim]

@@ -159,7 +159,7 @@ class RecurrentState:
     @property
     def nbytes(self) -> int: return self.memory.nbytes + sum(w.nbytes for w in self.windows)
 
-# %% ../nbs/08_state.ipynb #945f2b27
+# %% ../nbs/08_state.ipynb #dcb39d24
 class Cache(KVCache):
     "All that a model remembers of a text: keys and values, token ids, recurrent memories and windows."
 
@@ -179,6 +179,8 @@ class Cache(KVCache):
         self.windows = [np.zeros(w, np.float32) for w in windows]
         self.ids, self.replay, self.keep, self.checkpoints = np.zeros(n_ctx, np.int32), replay, keep, []
         self.derived = {}                                     # what layers made of committed rows, to use it again
+        self.tapes = {}                                       # rounds that were recorded for this cache
+        self.flag = np.zeros(1, np.int64)                     # set when a key or value became infinite as float16
         self.drop()
 
     @property
@@ -194,6 +196,13 @@ class Cache(KVCache):
         if len(ids) > self.room:
             raise ValueError(f'Cache.begin: {len(ids)} rows at position {self.n}: past the context of {self.n_ctx}')
         self.ids[self.n:self.n + len(ids)], self.width = ids, len(ids)
+
+    def check(self):
+        "ValueError if a key or a value of the round was not finite as float16."
+        if not self.flag[0]: return
+        self.flag[0] = 0
+        raise ValueError(f'Cache: keys or values of positions from {self.n} on are not finite as float16: the model '
+                         'file is damaged, or its values are too large')
 
     def window(self, i: int) -> np.ndarray:
         "The rows before the round that convolution i needs, float32 (rows, channels); zeros before the text."

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['LINE', 'WAKE', 'CHUNK', 'kernel', 'set_threads', 'argument_words', 'trampoline', 'fetch_add', 'look', 'call',
-           'give_way', 'play', 'Pool', 'Tape', 'wait_for_all', 'share', 'recording', 'side_by_side', 'empty']
+           'give_way', 'play', 'Pool', 'Tape', 'wait_for_all', 'share', 'NotRecordable', 'recording', 'side_by_side',
+           'empty']
 
 # %% ../nbs/09b_tape.ipynb #7993816a
 import hashlib, math, os, weakref
@@ -156,13 +157,14 @@ def play(program, counters): # int64 [n, 5]: address, words, tasks, tasks at a t
             call(address, lo, hi, words)
             fetch_add(counters, taken + LINE, hi - lo)
 
-# %% ../nbs/09b_tape.ipynb #8cc92064
+# %% ../nbs/09b_tape.ipynb #59601467
 class Pool:
     "Memory that arrays share one after another."
     def __init__(self): self.blocks, self.free, self.resting = [], [], None
 
     def empty(self, shape, dtype=np.float32): # uninitialized array
         "An array whose memory goes back to the pool when it and its views have died."
+        if isinstance(shape, int): shape = shape,
         n = max(1, math.prod(shape)*np.dtype(dtype).itemsize)
         fit = min((b for b in self.free if n <= b.nbytes <= 2*n + 4096), key=lambda b: b.nbytes, default=None)
         if fit is None:
@@ -215,7 +217,7 @@ def wait_for_all(program, counters): # as of `play`
     for i in range(len(program)):
         while look(counters, 2*LINE*i + LINE) < program[i, 2]: give_way()
 
-# %% ../nbs/09b_tape.ipynb #758a2d17
+# %% ../nbs/09b_tape.ipynb #18691694
 _recording = [None]                            # the tape that is open
 WAKE, CHUNK = 1 << 21, 1 << 16                 # multiplications that are worth another thread; that a thread takes
 
@@ -232,6 +234,9 @@ def share(kernel, # from `kernel`
     others = [_pool.submit(kernel, lo, hi, *args) for lo, hi in zip(cuts[1:], cuts[2:])]
     kernel(cuts[0], cuts[1], *args)
     for other in others: other.result()
+
+class NotRecordable(Exception):
+    "Raised by an operation that has to look at values, and so can't be recorded."
 
 @contextmanager
 def recording(): # yields the Tape
