@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['LINE', 'WAKE', 'CHUNK', 'kernel', 'set_threads', 'argument_words', 'trampoline', 'fetch_add', 'look', 'call',
            'give_way', 'play', 'Pool', 'Tape', 'wait_for_all', 'share', 'NotRecordable', 'recording', 'side_by_side',
-           'empty']
+           'empty', 'profile']
 
-# %% ../nbs/09b_tape.ipynb #7993816a
-import hashlib, math, os, weakref
+# %% ../nbs/09b_tape.ipynb #1928f883
+import hashlib, math, os, time, weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
@@ -184,10 +184,12 @@ class Pool:
         "Whether an array's memory is the pool's."
         return any(b.ctypes.data <= array.ctypes.data < b.ctypes.data + b.nbytes for b in self.blocks)
 
-# %% ../nbs/09b_tape.ipynb #d2d5914f
+# %% ../nbs/09b_tape.ipynb #4502816d
 class Tape:
     "Operations in the order in which they were issued."
-    def __init__(self): self.program, self.arguments, self.first_of_group, self.pool = [], [], None, Pool()
+    def __init__(self):
+        self.program, self.arguments, self.names = [], [], []
+        self.first_of_group, self.pool = None, Pool()
 
     def record(self, kernel, # from `kernel`
                n: int, chunk: int, # tasks, and how many a thread takes at a time
@@ -198,12 +200,17 @@ class Tape:
         words = np.array([w for a, t in zip(args, signature[2:]) for w in argument_words(a, t)], np.int64)
         others = [a for a in args if isinstance(a, np.ndarray) and not self.pool.owns(a)]
         self.arguments.append((words, others, keep))
+        largest = max((a.nbytes for a in args if isinstance(a, np.ndarray)), default=0)
+        self.names.append((kernel.__name__, largest))
         before = len(self.program) if self.first_of_group is None else self.first_of_group
         self.program.append((address, words.ctypes.data, n, chunk, before))
 
+    def close(self):
+        "The program as kernels read it."
+        self.program = np.array(self.program, np.int64).reshape(-1, 5)
+
     def play(self):
         "Run everything, by all threads."
-        if isinstance(self.program, list): self.program = np.array(self.program, np.int64).reshape(-1, 5)
         counters = np.zeros(2*LINE*len(self.program), np.int64)
         others = [_pool.submit(play, self.program, counters) for _ in range(_threads[0] - 1)]
         play(self.program, counters)
@@ -217,7 +224,7 @@ def wait_for_all(program, counters): # as of `play`
     for i in range(len(program)):
         while look(counters, 2*LINE*i + LINE) < program[i, 2]: give_way()
 
-# %% ../nbs/09b_tape.ipynb #18691694
+# %% ../nbs/09b_tape.ipynb #bc5ea7ad
 _recording = [None]                            # the tape that is open
 WAKE, CHUNK = 1 << 21, 1 << 16                 # multiplications that are worth another thread; that a thread takes
 
@@ -245,6 +252,7 @@ def recording(): # yields the Tape
     _recording[0] = tape = Tape()
     try: yield tape
     finally: _recording[0] = None
+    tape.close()
 
 @contextmanager
 def side_by_side():
@@ -260,3 +268,16 @@ def side_by_side():
 def empty(shape, dtype=np.float32): # uninitialized array
     "Memory for a result: of the tape that is open, if one is."
     return np.empty(shape, dtype) if _recording[0] is None else _recording[0].pool.empty(shape, dtype)
+
+# %% ../nbs/09b_tape.ipynb #cb42536f
+def profile(tape: Tape, n: int = 5, # how often; the shortest counts
+            ) -> list: # of (kernel's name, bytes of its largest argument, seconds), in order
+    "Time each operation by itself, on one thread. It leaves what playing the tape so often leaves."
+    best = np.full(len(tape.program), np.inf)
+    for _ in range(n):
+        for i in range(len(best)):
+            op, counters = tape.program[i:i + 1].copy(), np.zeros(2*LINE, np.int64)
+            op[0, 4], t = 0, time.perf_counter()
+            play(op, counters)
+            best[i] = min(best[i], time.perf_counter() - t)
+    return [(*name, t) for name, t in zip(tape.names, best.tolist())]
