@@ -6,9 +6,10 @@
 __all__ = ['LANES', 'BYTES', 'WORDS', 'FLOATS', 'CODES', 'PORTABLE', 'AVX2', 'VNNI', 'load_bytes', 'load_words', 'load_floats',
            'load_brains', 'load_small', 'store_words', 'store_floats', 'spread_word', 'spread_float', 'zero_floats',
            'add', 'sub', 'mul', 'fadd', 'fsub', 'fmul', 'to_floats', 'fdiv', 'fmax', 'fmin', 'fsqrt', 'vexp',
-           'vsigmoid', 'vsilu', 'vgelu', 'vsoftplus', 'Vector', 'available_paths', 'choose_path', 'load_halves',
-           'fused', 'constant', 'Code', 'moves', 'unpack', 'offset', 'dot', 'prefetch', 'load_some', 'store_some',
-           'get', 'put', 'spread', 'where_less', 'fold_16', 'top_16', 'vdot', 'dots_16', 'store_halves', 'all_below']
+           'vsigmoid', 'vsilu', 'vgelu', 'vsoftplus', 'evens', 'odds', 'zip_low', 'zip_high', 'Vector',
+           'available_paths', 'choose_path', 'load_halves', 'fused', 'constant', 'Code', 'moves', 'unpack', 'offset',
+           'dot', 'prefetch', 'load_some', 'store_some', 'get', 'put', 'spread', 'where_less', 'fold_16', 'top_16',
+           'vdot', 'dots_16', 'within', 'weigh', 'store_halves', 'all_below']
 
 # %% ../nbs/09a_vectors.ipynb #e637f113
 from dataclasses import dataclass
@@ -489,33 +490,84 @@ def vdot(x, x_at, y, y_at, n): # float32 arrays
     "Dot product of n floats from x[x_at] and y[y_at] on, by the contract."
     return _dot_lanes(32, x, x_at, y, y_at, n) if n <= 256 else _dot_lanes(256, x, x_at, y, y_at, n)
 
-# %% ../nbs/09a_vectors.ipynb #9cd030fc
-def _fold_together(builder, vectors):
-    "Folds of sixteen vectors, as one."
-    half = LANES//2
-    while len(vectors) > 1:
-        size = half*2
-        low, high = ([i for g in range(0, 2*LANES, size) for i in range(g + o, g + o + half)] for o in (0, half))
-        pair = lambda a, b, index: builder.shuffle_vector(a, b, ir.Constant(WORDS.llvm, index))
-        pairs = zip(vectors[::2], vectors[1::2])
-        vectors, half = [builder.fadd(pair(a, b, low), pair(a, b, high)) for a, b in pairs], half//2
-    return builder.fadd(vectors[0], *_floats(0))
+# %% ../nbs/09a_vectors.ipynb #056bb4d5
+def _fold_two(builder, a, b, size):
+    "Two vectors with sums in groups of `size` lanes: one with all of them, in groups of half the size."
+    index = lambda o: [i for g in range(o, 2*LANES, size) for i in range(g, g + size//2)]
+    low, high = (builder.shuffle_vector(a, b, ir.Constant(WORDS.llvm, index(o))) for o in (0, size//2))
+    return builder.fadd(low, high)
+
+def _fold_together(builder, make, first=0, n=LANES):
+    "Folds of the vectors make(first) … make(first + n − 1), with as few of them alive at once as possible."
+    if n == 1: return make(first)
+    a, b = (_fold_together(builder, make, i, n//2) for i in (first, first + n//2))
+    return _fold_two(builder, a, b, 2*LANES//n)
+
+# %% ../nbs/09a_vectors.ipynb #baaacd0a
+def _load_at(builder, start, i):
+    "Sixteen floats from a pointer to floats on."
+    return builder.load(builder.bitcast(builder.gep(start, [i]), FLOATS.llvm.as_pointer()), align=4)
 
 @intrinsic(prefer_literal=True)
 def dots_16(typingctx, n, q, q_at, k, k_at):
-    "Dot products of q[q_at …] with sixteen rows of n floats, from k[k_at] on; n is a literal multiple of 32 up to 256."
+    "Dot products of q[q_at …] with sixteen rows of n floats, k[k_at …]; n is a literal multiple of 32 up to 256."
     def codegen(context, builder, signature, args):
         q, k = (_address(context, builder, signature, args, i, _float) for i in (1, 3))
-        def load(p, i):
-            return builder.load(builder.bitcast(builder.gep(p, [_ints[32](i)]), FLOATS.llvm.as_pointer()), align=4)
-        qs, sums = [load(q, i) for i in range(0, n.literal_value, 16)], []
-        for row in range(LANES):
+        places = range(0, n.literal_value, LANES)
+        qs = [_load_at(builder, q, _ints[32](i)) for i in places]
+        def lanes(row):
             parts = _floats(0, 0)
-            for i, x in enumerate(qs):
-                parts[i % 2] = _fma(builder, x, load(k, row*n.literal_value + 16*i), parts[i % 2])
-            sums.append(builder.fadd(*parts))
-        return _fold_together(builder, sums)
+            for x, i in zip(qs, places):
+                y = _load_at(builder, k, _ints[32](row*n.literal_value + i))
+                parts = [parts[1], _fma(builder, x, y, parts[0])]
+            return builder.fadd(*parts)
+        return builder.fadd(_fold_together(builder, lanes), *_floats(0))
     return FLOATS(n, q, types.intp, k, types.intp), codegen
+
+# %% ../nbs/09a_vectors.ipynb #5e382d16
+@intrinsic
+def within(typingctx, v, first, last, other):
+    "Lanes first ≤ i < last of v, and `other` elsewhere."
+    def codegen(context, builder, signature, args):
+        v, first, last, other = args
+        inside = builder.and_(_first_lanes(builder, last), builder.not_(_first_lanes(builder, first)))
+        return builder.select(inside, v, _spread(builder, other, LANES))
+    return FLOATS(FLOATS, types.intp, types.intp, types.float32), codegen
+
+@intrinsic(prefer_literal=True)
+def weigh(typingctx, n, p, p_at, v, v_at, first, last, out, at):
+    "out[at + i] = Σ p[j]·v[j·n + i] by fma over j = first … last − 1; n is a literal multiple of 16."
+    def codegen(context, builder, signature, args):
+        p, v, out = (_address(context, builder, signature, args, i, _float) for i in (1, 3, 7))
+        first, last, width = args[5], args[6], args[5].type(n.literal_value)
+        for start in range(0, n.literal_value, 128):
+            places = range(start, min(start + 128, n.literal_value), LANES)
+            sums = [cgutils.alloca_once_value(builder, *_floats(0)) for _ in places]
+            for s in sums: builder.store(*_floats(0), s)
+            with cgutils.for_range_slice(builder, first, last, first.type(1)) as (j, _):
+                weight = _spread(builder, builder.load(builder.gep(p, [j])), LANES)
+                for s, i in zip(sums, places):
+                    value = _load_at(builder, v, builder.add(builder.mul(j, width), width.type(i)))
+                    builder.store(_fma(builder, weight, value, builder.load(s)), s)
+            for s, i in zip(sums, places):
+                to = builder.bitcast(builder.gep(out, [_ints[32](i)]), FLOATS.llvm.as_pointer())
+                builder.store(builder.load(s), to, align=4)
+        return context.get_dummy_value()
+    index = types.intp
+    return types.void(n, p, index, v, index, index, index, out, index), codegen
+
+# %% ../nbs/09a_vectors.ipynb #dbb003e3
+def _shuffle(index):
+    "An intrinsic that picks lanes of two vectors."
+    @intrinsic
+    def shuffle(typingctx, x, y):
+        def codegen(context, builder, signature, args):
+            return builder.shuffle_vector(*args, ir.Constant(WORDS.llvm, index))
+        return FLOATS(FLOATS, FLOATS), codegen
+    return shuffle
+
+evens, odds = (_shuffle([*range(o, 2*LANES, 2)]) for o in (0, 1))
+zip_low, zip_high = (_shuffle([i + o*LANES for i in range(n, n + LANES//2) for o in (0, 1)]) for n in (0, LANES//2))
 
 # %% ../nbs/09a_vectors.ipynb #bf1d69dd
 def _narrow(builder, v): # <16 x float> → <16 x i16>
