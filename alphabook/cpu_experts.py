@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['MAPPED', 'UNPACK_LIMIT', 'PACK_LIMIT', 'unpack_16', 'memory_bytes', 'packed_bytes', 'file_bytes', 'has_room',
-           'packed_matrix', 'Experts', 'load_experts', 'expert_matmul', 'MappedMatrix', 'load_matrix', 'matmul']
+           'packed_matrix', 'Experts', 'load_experts', 'group_rows', 'expert_matmuls', 'expert_matmul',
+           'add_expert_bias', 'MappedMatrix', 'load_matrix', 'matmuls', 'matmul']
 
-# %% ../nbs/09e_cpu_experts.ipynb #b48da4d4
+# %% ../nbs/09e_cpu_experts.ipynb #0245ab80
 import os
 import weakref
 
@@ -19,9 +20,9 @@ import alphabook.cpu_products as dense
 from .blocks import FLOAT_TYPES
 from .cpu import half_to_float
 from .cpu_products import (
-    F, Matrix, _jit, bits_float, packing, product, product_32, product_256, quantize)
+    F, Matrix, bits_float, columns_for, flat, packing, product, product_32, product_256, quantize)
 from .modelfile import TYPE
-from .tape import share
+from .tape import _recording, empty, kernel, share, side_by_side
 
 # %% ../nbs/09e_cpu_experts.ipynb #f44564a4
 @intrinsic
@@ -50,23 +51,23 @@ def unpack_16(typingctx, q, o, low, i, shift, mask, high, h, high_shift, high_ma
     n = types.intp
     return types.void(q, n, low, n, n, n, high, n, n, n, n, n), codegen
 
-# %% ../nbs/09e_cpu_experts.ipynb #b5edc13b
-@njit(**_jit)
+# %% ../nbs/09e_cpu_experts.ipynb #d0dbb7ea
+@kernel
 def _half(b, i): # uint8 [n], position → float32
     "The float16 at b[i], widened exactly; infinities and NaN stay what they are."
     h = np.uint16(b[i]) | np.uint16(np.uint16(b[i + 1]) << np.uint16(8))
     if h & 0x7C00 != 0x7C00: return half_to_float(h)
     return bits_float(np.int32(np.int32(h & 0x8000) << 16 | 0x7F800000 | np.int32(h & 0x3FF) << 13))
 
-# %% ../nbs/09e_cpu_experts.ipynb #8371843e
-@njit(**_jit)
+# %% ../nbs/09e_cpu_experts.ipynb #ca80b3f0
+@kernel
 def _scale_k(b, s, j): # uint8 [n], start of the 12 bytes, group 0 … 7 → (scale, minimum)
     "The j-th pair of 6-bit numbers of a Q4_K or Q5_K superblock."
     if j < 4: return b[s + j] & 63, b[s + j + 4] & 63
     return b[s + j + 4] & 15 | b[s + j - 4] >> 6 << 4, b[s + j + 4] >> 4 | b[s + j] >> 6 << 4
 
-# %% ../nbs/09e_cpu_experts.ipynb #d94875ca
-@njit(**_jit)
+# %% ../nbs/09e_cpu_experts.ipynb #fb0df1c4
+@kernel
 def _unpack_q4_k(b, q, mn, d, m): # a row: uint8 [nb·144] → int16 [nb·256], int16 [nb·16], float32 [nb], [nb]
     for n in range(d.size):
         s = n*144
@@ -80,8 +81,8 @@ def _unpack_q4_k(b, q, mn, d, m): # a row: uint8 [nb·144] → int16 [nb·256], 
                 unpack_16(q, o + k, b, i + k, 0, 15, b, i, 0, 0, 0, low)
                 unpack_16(q, o + 32 + k, b, i + k, 4, 15, b, i, 0, 0, 0, high)
 
-# %% ../nbs/09e_cpu_experts.ipynb #7c9ea651
-@njit(**_jit)
+# %% ../nbs/09e_cpu_experts.ipynb #8dd90642
+@kernel
 def _unpack_q5_k(b, q, mn, d, m): # a row: uint8 [nb·176] → int16 [nb·256], int16 [nb·16], float32 [nb], [nb]
     for n in range(d.size):
         s = n*176
@@ -95,8 +96,8 @@ def _unpack_q5_k(b, q, mn, d, m): # a row: uint8 [nb·176] → int16 [nb·256], 
                 unpack_16(q, o + k, b, i + k, 0, 15, b, h + k, j, 1, 0, low)
                 unpack_16(q, o + 32 + k, b, i + k, 4, 15, b, h + k, j + 1, 1, 0, high)
 
-# %% ../nbs/09e_cpu_experts.ipynb #c6be4092
-@njit(**_jit)
+# %% ../nbs/09e_cpu_experts.ipynb #ac010baf
+@kernel
 def _unpack_q6_k(b, q, mn, d, m): # a row: uint8 [nb·210] → int16 [nb·256], float32 [nb]; no minima
     for n in range(d.size):
         s = n*210
@@ -109,22 +110,22 @@ def _unpack_q6_k(b, q, mn, d, m): # a row: uint8 [nb·210] → int16 [nb·256], 
             unpack_16(q, o + 64, b, i, 4, 15, b, h, 4, 3, 32, np.int8(b[scale + 4]))
             unpack_16(q, o + 96, b, i + 32, 4, 15, b, h, 6, 3, 32, np.int8(b[scale + 6]))
 
-# %% ../nbs/09e_cpu_experts.ipynb #860eb717
-@njit(**_jit)
+# %% ../nbs/09e_cpu_experts.ipynb #e10f1a7a
+@kernel
 def _unpack_q8_0(b, q, d): # a row: uint8 [nb·34] → int8 [nb·32], float32 [nb]
     for n in range(d.size):
         d[n] = _half(b, n*34)
         for k in range(0, 32, 16): unpack_16(q, n*32 + k, b, n*34 + 2 + k, 0, 255, b, 0, 0, 0, 0, 1)
 
-# %% ../nbs/09e_cpu_experts.ipynb #d5dd705e
-@njit(**_jit)
+# %% ../nbs/09e_cpu_experts.ipynb #07aa194f
+@kernel
 def _unpack_q4_0(b, q, d): # a row: uint8 [nb·18] → int8 [nb·32], float32 [nb]
     for n in range(d.size):
         d[n] = _half(b, n*18)
         for k in range(2): unpack_16(q, n*32 + 16*k, b, n*18 + 2, 4*k, 15, b, 0, 0, 0, 8, 1)
 
-# %% ../nbs/09e_cpu_experts.ipynb #60792db2
-@njit(**_jit)
+# %% ../nbs/09e_cpu_experts.ipynb #faa3ce09
+@kernel
 def _unpack_mxfp4(b, q, d): # a row: uint8 [nb·17] → int8 [nb·32], float32 [nb]
     for n in range(d.size):
         e = np.int32(b[n*17])                                # the scale is 2^(e − 128); the two smallest are subnormal
@@ -138,24 +139,24 @@ def _unpack_mxfp4(b, q, d): # a row: uint8 [nb·17] → int8 [nb·32], float32 [
 # %% ../nbs/09e_cpu_experts.ipynb #804cd929
 MAPPED = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "MXFP4")       # types that are unpacked by a kernel, row by row
 
-# %% ../nbs/09e_cpu_experts.ipynb #0d6af2e1
-@njit(**_jit)
+# %% ../nbs/09e_cpu_experts.ipynb #2c2d8467
+@kernel
 def _unpack_256(type, b, q, mn, d, m): # index in MAPPED; a row
     "Unpack a row of a superblock type."
     if type == 0: _unpack_q4_k(b, q, mn, d, m)
     elif type == 1: _unpack_q5_k(b, q, mn, d, m)
     else: _unpack_q6_k(b, q, mn, d, m)
 
-# %% ../nbs/09e_cpu_experts.ipynb #d8d4c0fc
-@njit(**_jit)
+# %% ../nbs/09e_cpu_experts.ipynb #5080eeac
+@kernel
 def _unpack_32(type, b, q, d): # index in MAPPED; a row
     "Unpack a row of a type with blocks of 32."
     if type == 3: _unpack_q8_0(b, q, d)
     elif type == 4: _unpack_q4_0(b, q, d)
     else: _unpack_mxfp4(b, q, d)
 
-# %% ../nbs/09e_cpu_experts.ipynb #7c5b6553
-@njit(**_jit)
+# %% ../nbs/09e_cpu_experts.ipynb #76263614
+@kernel
 def _spans(lo, hi, R): # tasks lo … hi, R a group → int64 [n, 3]: (group, first row, last row + 1)
     "Cut a range of tasks at the borders of groups."
     out = np.empty((hi//R - lo//R + 1, 3), np.int64)
@@ -167,8 +168,8 @@ def _spans(lo, hi, R): # tasks lo … hi, R a group → int64 [n, 3]: (group, fi
         n, lo = n + 1, end
     return out[:n]
 
-# %% ../nbs/09e_cpu_experts.ipynb #19ced468
-@njit(**_jit)
+# %% ../nbs/09e_cpu_experts.ipynb #2ee4cce1
+@kernel
 def _mapped_256(lo, hi, R, experts, starts, type, has_min, data, xq, xs, xd, out):
     "Superblock types, from the bytes of the file: data uint8 [E, R, row_bytes]; out float32 [N, R], sorted by expert."
     nb = xd.shape[1]
@@ -181,8 +182,8 @@ def _mapped_256(lo, hi, R, experts, starts, type, has_min, data, xq, xs, xd, out
             product_256(0, 1, q, mn, d, m, has_min, xq[a:b], xs[a:b], xd[a:b], y)
             for i in range(b - a): out[a + i, r] = y[i, 0]
 
-# %% ../nbs/09e_cpu_experts.ipynb #12b0617c
-@njit(**_jit)
+# %% ../nbs/09e_cpu_experts.ipynb #eddeac44
+@kernel
 def _mapped_32(lo, hi, R, experts, starts, type, nb, data, xq, xs, xd, out):
     "Types with blocks of 32, nb a row, from the bytes of the file: data uint8 [E, R, row_bytes]; out float32 [N, R]."
     q, d, y = np.empty((1, nb*32), np.int8), np.empty((1, nb), F), np.empty((xd.shape[0], 1), F)
@@ -252,7 +253,7 @@ def packed_matrix(data, # uint8 [..., row_bytes]
     weakref.finalize(w, lambda: _packed.__setitem__(0, _packed[0] - n))
     return w
 
-# %% ../nbs/09e_cpu_experts.ipynb #05226611
+# %% ../nbs/09e_cpu_experts.ipynb #9eb80e31
 class Experts:
     "The weights [E, R, K] of all experts of a layer: packed, or left in the mapped file."
     def __init__(self, data, # uint8 [E, R, row_bytes]; the file must stay open
@@ -261,15 +262,7 @@ class Experts:
         self.data, self.type = data, type
         if mapped is None: mapped = not has_room(data, type)
         self.whole = None if mapped else packed_matrix(data, type, False, len(data))
-
-    def product(self, x, # float32 [N, K], sorted by expert
-                experts, starts, # int64 [G], [G + 1]: rows starts[g] … starts[g + 1] use experts[g]
-                ): # float32 [N, R]
-        "Each row times the transposed matrix of its expert."
-        if self.whole is not None: return product(self.whole, x, experts, starts)
-        out = np.empty((len(x), self.data.shape[1]), F)
-        _mapped_product(self.data, self.type, x, experts, starts, out)
-        return out
+        if self.whole is None: self.n_columns = data.shape[2]//TYPE[type].size*TYPE[type].block
 
 # %% ../nbs/09e_cpu_experts.ipynb #b3e5361c
 def load_experts(data, # uint8 [E, R, row_bytes], as in the file
@@ -279,19 +272,90 @@ def load_experts(data, # uint8 [E, R, row_bytes], as in the file
     "Prepare the experts of a layer for `expert_matmul`."
     return Experts(data, type, mapped)
 
-# %% ../nbs/09e_cpu_experts.ipynb #8301775d
+# %% ../nbs/09e_cpu_experts.ipynb #56319b17
+@kernel
+def _group(lo, hi, ids, n_experts, experts, starts, order): # int32 [N]; int64 [n], [n + 1], [N]
+    "Sort rows by expert, keeping their order; rows without a valid expert come last, in no group."
+    count = np.zeros(n_experts + 1, np.int64)                # where the rows of each expert begin
+    for i in ids:
+        if 0 <= i < n_experts: count[i] += 1
+    n, at = 0, 0
+    for e in range(n_experts):
+        if count[e]:
+            experts[n], starts[n] = e, at
+            n, at, count[e] = n + 1, at + count[e], at
+    count[n_experts] = at
+    experts[n:], starts[n:] = 0, at
+    for row in range(ids.size):
+        e = ids[row] if 0 <= ids[row] < n_experts else n_experts
+        order[count[e]] = row
+        count[e] += 1
+
+# %% ../nbs/09e_cpu_experts.ipynb #24fe48e1
+def group_rows(ids, # int32 [N]: the expert of each row
+               n_experts: int,
+               ): # int64 (experts [n], starts [n + 1], order [N])
+    "Groups of rows with the same expert, as many as there can be; `product` reads them."
+    n = min(n_experts, len(ids))
+    groups = empty((n,), np.int64), empty((n + 1,), np.int64), empty((len(ids),), np.int64)
+    share(_group, 1, len(ids), ids, n_experts, *groups)
+    return groups
+
+# %% ../nbs/09e_cpu_experts.ipynb #52ed359c
+@kernel
+def _refuse(lo, hi, ids, n_experts, out): # int32 [N], float32 [N, R]
+    "Rows lo … hi become NaN if their expert doesn't exist."
+    for row in range(lo, hi):
+        if not 0 <= ids[row] < n_experts: out[row] = np.nan
+
+# %% ../nbs/09e_cpu_experts.ipynb #5d6d78b4
+def expert_matmuls(ws, # Experts [E, R, K], E and K the same
+                   x, # float32 [N, K]
+                   ids, # int32 [N·r]: row i of a result is x[i // r] times the transposed matrix of expert ids[i]
+                   ) -> list: # of float32 [N·r, R]
+    "Chosen experts of several tensors; rows are grouped and activations quantized once."
+    ids = np.asarray(ids, np.int32)
+    r = len(ids)//max(1, len(x))
+    if len(ids) != len(x)*r: raise ValueError(f"{len(ids)} experts for {len(x)} rows")
+    if any(w.whole is None for w in ws): return [_mapped_matmul(w, x, ids, r) for w in ws]
+    with side_by_side():
+        columns = columns_for([w.whole for w in ws], x)
+        groups = group_rows(ids, len(ws[0].data))
+    with side_by_side(): outs = [product(w.whole, columns, groups, r) for w in ws]
+    with side_by_side():
+        for w, out in zip(ws, outs): share(_refuse, len(ids), len(ids), ids, len(w.data), out)
+    return outs
+
 def expert_matmul(w: Experts, # weights [E, R, K]
                   x, # float32 [N, K]
-                  ids, # int [N]: the expert of each row
-                  ): # float32 [N, R]
+                  ids, # int32 [N·r]: row i of the result is x[i // r] times the transposed matrix of expert ids[i]
+                  ): # float32 [N·r, R]
     "Each row times the transposed matrix of its own expert."
-    ids = np.asarray(ids, np.int64)
-    if ids.size and not 0 <= ids.min() <= ids.max() < len(w.data):
-        raise IndexError(f"expert {ids.min()} … {ids.max()}: there are experts 0 … {len(w.data) - 1}")
+    return expert_matmuls([w], x, ids)[0]
+
+# %% ../nbs/09e_cpu_experts.ipynb #877991da
+def _mapped_matmul(w, x, ids, r): # as of `expert_matmul`
+    "Products with experts that stay in the file; they can't be recorded."
+    if _recording[0] is not None: raise NotImplementedError("experts in the mapped file can't be recorded")
     order = np.argsort(ids, kind="stable")
     experts, starts = np.unique(ids[order], return_index=True)
-    out = np.empty((len(x), w.data.shape[1]), F)
-    out[order] = w.product(x[order], experts, np.append(starts, len(ids)))
+    y, out = np.empty((len(ids), w.data.shape[1]), F), np.empty((len(ids), w.data.shape[1]), F)
+    _mapped_product(w.data, w.type, x[order//r], experts.astype(np.int64), np.append(starts, len(ids)), y)
+    out[order] = y
+    return out
+
+# %% ../nbs/09e_cpu_experts.ipynb #db48bfbd
+@kernel
+def _add_expert_bias(lo, hi, y, bias, ids, out): # float32 [N, n], [E, n], int32 [N], float32 [N, n]
+    for i in range(lo, hi): out[i] = y[i] + bias[ids[i]]
+
+def add_expert_bias(y, # float32 [N, n]
+                    bias, # float32 [E, n]
+                    ids, # int32 [N]
+                    ): # float32 [N, n]
+    "Add to each row the bias of its expert."
+    out = empty(y.shape)
+    share(_add_expert_bias, len(y), y.size, y, bias, np.asarray(ids, np.int32), out)
     return out
 
 # %% ../nbs/09e_cpu_experts.ipynb #1ef9ff60
@@ -311,10 +375,17 @@ def load_matrix(data, # uint8 [R, row_bytes], as in the file
     if rows_only: return Matrix(data, type, True)
     return MappedMatrix(data, type) if type in MAPPED and not has_room(data, type) else packed_matrix(data, type)
 
-# %% ../nbs/09e_cpu_experts.ipynb #d7b23be8
+# %% ../nbs/09e_cpu_experts.ipynb #2787f2ae
+def matmuls(ws, # Matrix or MappedMatrix [R, K], K the same
+            x, # float32 [W, K]
+            ) -> list: # of float32 [W, R]
+    "x · wᵀ for several matrices."
+    if not any(isinstance(w, MappedMatrix) for w in ws): return dense.matmuls(ws, x)
+    return [_mapped_matmul(w.alone, x, np.zeros(len(x), np.int32), 1) if isinstance(w, MappedMatrix)
+            else dense.matmul(w, x) for w in ws]
+
 def matmul(w, # Matrix or MappedMatrix [R, K]
            x, # float32 [W, K]
            ): # float32 [W, R]
     "x · wᵀ by the contract."
-    if not isinstance(w, MappedMatrix): return dense.matmul(w, x)
-    return w.alone.product(x, np.zeros(1, np.int64), np.array([0, len(x)], np.int64))
+    return matmuls([w], x)[0]

@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['float_bits', 'bits_float', 'F', 'MAGIC', 'LOG2E', 'LN2_HI', 'LN2_LO', 'EXP_MAX', 'EXP_MIN', 'P6', 'P5', 'P4', 'P3',
-           'P2', 'ZERO', 'ONE', 'INF', 'TABLES', 'RECORD', 'COLUMNS', 'fma', 'exp', 'silu', 'gelu', 'fold',
+           'P2', 'ZERO', 'ONE', 'INF', 'TABLES', 'RECORD', 'COLUMNS', 'ALL', 'fma', 'exp', 'silu', 'gelu', 'fold',
            'dot_32_lanes', 'lane_dot', 'quantize_rows', 'quantize', 'dot_32', 'product_256', 'product_32', 'Packing',
-           'packing', 'activations', 'kernels', 'float_kernel', 'set_vectors', 'aligned_zeros', 'Matrix', 'load_matrix',
-           'product', 'matmul', 'embed']
+           'packing', 'magnitude_32', 'round_32', 'flat', 'activations', 'kernels', 'float_kernel', 'set_vectors',
+           'flat_bytes', 'aligned_zeros', 'Matrix', 'load_matrix', 'one_group', 'columns_for', 'product', 'matmuls',
+           'matmul', 'embed']
 
-# %% ../nbs/09c_cpu_products.ipynb #6a9d1e1c
+# %% ../nbs/09c_cpu_products.ipynb #53f6c6a0
 import functools, os
 from dataclasses import dataclass
 
@@ -23,11 +24,11 @@ import alphabook.codebooks                     # registers the IQ, TQ and MXFP4 
 from .blocks import FLOAT_TYPES, IntView, decode, format_of, int_view
 from .codebooks import FP4_VALUES, IQ4_VALUES
 from .modelfile import TYPE
-from .tape import _jit, set_threads, share
+from .tape import _jit, empty, kernel, set_threads, share, side_by_side
 from .vectors import (
-    Code, add, choose_path, constant, dot, fadd, fmul, fsub, fused, load_brains, load_floats, load_halves,
-    load_small, load_words, moves, mul, offset, prefetch, spread_float, spread_word, store_floats, store_words, sub,
-    to_floats, unpack, zero_floats)
+    Code, _address, _call, _constant, _spread, add, choose_path, constant, dot, fadd, fmul, fsub, fused, load_brains,
+    load_floats, load_halves, load_small, load_words, moves, mul, offset, prefetch, spread_float, spread_word,
+    store_floats, store_words, sub, to_floats, unpack, zero_floats)
 
 # %% ../nbs/09c_cpu_products.ipynb #469dac30
 @intrinsic
@@ -52,7 +53,7 @@ def _bitcast(name, source, target, llvm_target):
 float_bits = _bitcast("float_bits", types.float32, types.int32, ir.IntType(32))
 bits_float = _bitcast("bits_float", types.int32, types.float32, ir.FloatType())
 
-# %% ../nbs/09c_cpu_products.ipynb #90415e6c
+# %% ../nbs/09c_cpu_products.ipynb #22c85d82
 F = np.float32
 MAGIC, LOG2E = F(12582912.0), F(1.4426950216293335)
 LN2_HI, LN2_LO = F(0.693147182464599609375), F(-1.904652435769094154e-09)
@@ -61,7 +62,7 @@ P6, P5, P4 = F(float.fromhex("0x1.6a4b36p-10")), F(float.fromhex("0x1.12398ep-7"
 P3, P2 = F(float.fromhex("0x1.555492p-3")), F(float.fromhex("0x1.fffffcp-2"))
 ZERO, ONE, INF = F(0), F(1), F(np.inf)
 
-@njit(**_jit)
+@kernel
 def exp(x):
     "e to the power x, the contract's."
     y = min(max(x, EXP_MIN), EXP_MAX)
@@ -73,21 +74,21 @@ def exp(x):
     e = bits_float(np.int32(float_bits(p) + np.int32(n << 23)))
     return INF if x > EXP_MAX else (ZERO if x < EXP_MIN else e)
 
-# %% ../nbs/09c_cpu_products.ipynb #cb0a0c4d
-@njit(**_jit)
+# %% ../nbs/09c_cpu_products.ipynb #d093996d
+@kernel
 def silu(x):
     "x ÷ (1 + exp(−x))."
     return x/(ONE + exp(ZERO - x))
 
-# %% ../nbs/09c_cpu_products.ipynb #6d3e3ec1
-@njit(**_jit)
+# %% ../nbs/09c_cpu_products.ipynb #9084e59d
+@kernel
 def gelu(x):
     "x ÷ (1 + exp(−2u)), u = sqrt(2/π)(x + 0.044715 x³)."
     u2 = F(1.5957691216057308)*(x + F(0.044715)*((x*x)*x))
     return x/(ONE + exp(ZERO - u2))
 
-# %% ../nbs/09c_cpu_products.ipynb #1dd74e1f
-@njit(**_jit)
+# %% ../nbs/09c_cpu_products.ipynb #4f41e05e
+@kernel
 def fold(s, # float32 [L], overwritten
          L): # power of two
     "Upper half onto lower half until one value is left."
@@ -118,8 +119,8 @@ def dot_32_lanes(typingctx, x, y):
         return builder.fadd(builder.extract_element(v, ir.IntType(32)(0)), ir.FloatType()(0.0))
     return types.float32(x, y), codegen
 
-# %% ../nbs/09c_cpu_products.ipynb #fa1597a1
-@njit(**_jit)
+# %% ../nbs/09c_cpu_products.ipynb #a8747f5b
+@kernel
 def lane_dot(x, y, s): # float32 [n] and [n], contiguous; scratch float32 [256]
     "Dot product by lanes (32 up to 256 elements, else 256), then `fold`."
     n = x.size
@@ -131,8 +132,8 @@ def lane_dot(x, y, s): # float32 [n] and [n], contiguous; scratch float32 [256]
     for l in range(n % L): s[l] = fma(x[n - n % L + l], y[n - n % L + l], s[l])
     return fold(s, L)
 
-# %% ../nbs/09c_cpu_products.ipynb #8c0739cb
-@njit(**_jit)
+# %% ../nbs/09c_cpu_products.ipynb #06775442
+@kernel
 def _quantize_block(x, q, sums, n): # float32 [n ≤ 256] → int16 [256] = a·q, int32 [16] = sums of a·q; returns d
     "Quantize one group of up to 256 activations; q and sums must come zeroed. NaN if one is not finite or too large."
     top = ZERO
@@ -153,8 +154,8 @@ def _quantize_block(x, q, sums, n): # float32 [n ≤ 256] → int16 [256] = a·q
             sums[i >> 4] += v
     return top/F(4064)
 
-# %% ../nbs/09c_cpu_products.ipynb #74111bd0
-@njit(**_jit)
+# %% ../nbs/09c_cpu_products.ipynb #c0714df4
+@kernel
 def quantize_rows(x, q, sums, d): # float32 [W, K] → int16 [W, nb·256], int32 [W, nb·16], float32 [W, nb]
     "Activations by the contract: x ≈ d·(a·q) per 256."
     for w in range(x.shape[0]):
@@ -188,24 +189,24 @@ def dot_32(typingctx, q, row, at, x, x_row, x_at):
         return builder.call(total, [builder.mul(load(0, 8), load(3, 16))])
     return types.int32(q, types.intp, types.intp, x, types.intp, types.intp), codegen
 
-# %% ../nbs/09c_cpu_products.ipynb #cccb720b
-@njit(**_jit)
+# %% ../nbs/09c_cpu_products.ipynb #6e3857fe
+@kernel
 def _int_dot(q, x): # int16 [n], int16 [n] → int32
     "Integer dot product; the caller knows that it fits."
     S = np.int32(0)
     for i in range(q.size): S = np.int32(S + np.int32(np.int32(q[i])*np.int32(x[i])))
     return S
 
-# %% ../nbs/09c_cpu_products.ipynb #a979960f
-@njit(**_jit)
+# %% ../nbs/09c_cpu_products.ipynb #347234b7
+@kernel
 def _min_dot(mn, sums): # int16 [16], int32 [16] → int32
     "Integer dot product of minima and sums of activations."
     M = np.int32(0)
     for j in range(16): M = np.int32(M + np.int32(np.int32(mn[j])*sums[j]))
     return M
 
-# %% ../nbs/09c_cpu_products.ipynb #b19167d6
-@njit(**_jit)
+# %% ../nbs/09c_cpu_products.ipynb #5034ec8f
+@kernel
 def product_256(lo, hi, qs, mn, d, m, has_min, xq, xs, xd, out):
     """Rows lo … hi of superblock types. qs int16 [R, nb·256] = sc·q, mn int16 [R, nb·16], d and m float32 [R, nb] (mn
     and m are read only if has_min), activations from `quantize`, out float32 [W, R]."""
@@ -223,8 +224,8 @@ def product_256(lo, hi, qs, mn, d, m, has_min, xq, xs, xd, out):
                 total = total + t*xd[w, b]
             out[w, r] = total
 
-# %% ../nbs/09c_cpu_products.ipynb #76eb6264
-@njit(**_jit)
+# %% ../nbs/09c_cpu_products.ipynb #1160c063
+@kernel
 def product_32(lo, hi, q, d, m, has_min, xq, xs, xd, out):
     """Rows lo … hi of types with blocks of 32. q int8 [R, nb·32], d and m float32 [R, nb] (m is read only if has_min),
     activations from `quantize`, out float32 [W, R]."""
@@ -281,8 +282,8 @@ def packing(type: str, # a quantized type
     if bits < 8: return Packing(str(bits), offset, **rest)
     return Packing("8", 0, **rest)
 
-# %% ../nbs/09c_cpu_products.ipynb #91f75bde
-@njit(**_jit)
+# %% ../nbs/09c_cpu_products.ipynb #3de230c3
+@kernel
 def _pack_head(first, R, leaf, row, at, per_leaf, values, w): # numbers [n, …] of rows first … → w, of the same dtype
     "Numbers of rows into the heads: per_leaf of them each, from place `at`; all sizes in elements of w."
     groups = -(-R//16)
@@ -291,8 +292,8 @@ def _pack_head(first, R, leaf, row, at, per_leaf, values, w): # numbers [n, …]
         start = (r//R*groups + r % R//16)*row + at + r % R % 16
         for j in range(values.shape[1]): w[start + j//per_leaf*leaf + j % per_leaf*16] = values[i, j]
 
-# %% ../nbs/09c_cpu_products.ipynb #e2ffc944
-@njit(**_jit)
+# %% ../nbs/09c_cpu_products.ipynb #5ed36f30
+@kernel
 def _pack_codes(first, R, head, step, row, pieces, q, w): # words of codes uint32 [n, K/4] of rows first … → uint32
     "Codes by `moves`, int64 [n, 5]; w must come zeroed; all sizes in words."
     groups = -(-R//16)
@@ -305,55 +306,84 @@ def _pack_codes(first, R, head, step, row, pieces, q, w): # words of codes uint3
                 mask = np.uint32(((1 << n) - 1)*0x01010101)
                 w[o + vector*16] |= (q[i, s*8 + word] >> np.uint32(low) & mask) << np.uint32(up)
 
-# %% ../nbs/09c_cpu_products.ipynb #e2d38bd6
+# %% ../nbs/09c_cpu_products.ipynb #71850441
 RECORD, _A, _SUM = 12, 8, 9                      # words of a record; where a, and a times the sums, are
+_words = ir.VectorType(ir.IntType(32), 32)
 
-@njit(**_jit)
-def _largest(x, first, last): # float32 [n]
-    "The bits of the largest magnitude."
-    top = np.int32(0)
-    for i in range(first, last): top = max(top, np.int32(float_bits(x[i]) & np.int32(0x7FFFFFFF)))
-    return top
+@intrinsic
+def magnitude_32(typingctx, x, at):
+    "The bits of the largest magnitude of 32 floats."
+    def codegen(context, builder, signature, args):
+        v = builder.load(_address(context, builder, signature, args, 0, _words), align=4)
+        v = builder.and_(v, _constant(_words, 0x7FFFFFFF))
+        return _call(builder, "llvm.vector.reduce.smax.v32i32", ir.IntType(32), v)
+    return types.int32(x, types.intp), codegen
 
-@njit(**_jit)
-def _record(x, first, last, inv, a, record, q): # float32 [n]; inv/a; int32 [RECORD] and the same as int8
-    "Quantize up to 32 activations into a record that comes zeroed."
-    f = inv/F(a)
-    for half in range(2):
-        total, start = np.int32(0), first + 16*half
-        for i in range(start, min(start + 16, last)):
-            v = np.int32(float_bits(x[i]*f + MAGIC) - np.int32(0x4B400000))
-            q[i - first] = v
-            total += v
-        record[_SUM + 1 + half] = a*total
-    record[_A], record[_SUM] = a, record[_SUM + 1] + record[_SUM + 2]
+# %% ../nbs/09c_cpu_products.ipynb #ec67e18a
+@intrinsic
+def round_32(typingctx, x, at, f, records, to):
+    "32 floats times f, rounded to int8, written as eight words; the sums of both halves."
+    def codegen(context, builder, signature, args):
+        lanes, word, byte = ir.VectorType(ir.FloatType(), 32), ir.IntType(32), ir.IntType(8)
+        v = builder.load(_address(context, builder, signature, args, 0, lanes), align=4)
+        v = builder.fadd(builder.fmul(v, _spread(builder, args[2], 32)), _constant(lanes, float(MAGIC)))
+        v = builder.sub(builder.bitcast(v, _words), _constant(_words, 0x4B400000))
+        small = builder.trunc(v, ir.VectorType(byte, 32))
+        builder.store(small, _address(context, builder, signature, args, 3, small.type), align=4)
+        half = lambda i: builder.shuffle_vector(v, v, ir.Constant(ir.VectorType(word, 16), [*range(i, i + 16)]))
+        sums = [_call(builder, "llvm.vector.reduce.add.v16i32", word, half(i)) for i in (0, 16)]
+        return context.make_tuple(builder, signature.return_type, sums)
+    return types.UniTuple(types.int32, 2)(x, types.intp, types.float32, records, types.intp), codegen
 
-# %% ../nbs/09c_cpu_products.ipynb #e1807748
-@njit(**_jit)
-def _activations(lo, hi, x, records, q, d): # float32 [W, K]; int32 [nb·8, W, RECORD], as int8; float32 [nb, W]
-    "Columns lo … hi."
-    for c in range(lo, hi):
-        for b in range(d.shape[0]):
-            first, end = b*256, min(b*256 + 256, x.shape[1])
-            top = bits_float(_largest(x[c], first, end))
-            d[b, c] = top/F(4064) if top < F(2.0**120) else F(np.nan)
-            if not F(2.0**-100) <= top < F(2.0**120):
-                if top < F(2.0**-100): d[b, c] = ZERO
-                continue
-            for j in range(first, end, 32):
-                last = min(j + 32, end)
-                a = min(np.int32(32), np.int32(1 + np.int32((bits_float(_largest(x[c], j, last))*F(32))/top)))
-                _record(x[c], j, last, (F(127)/top)*F(32), a, records[j >> 5, c], q[j >> 5, c])
+# %% ../nbs/09c_cpu_products.ipynb #aeb3be3d
+@kernel
+def _group(x, at, K, stop, records, k, W, rest): # one of up to 256 activations; returns d
+    "Activations x[at] … x[stop − 1] into records k, k + W·RECORD, …; rest, float32 [32], is for the last few."
+    whole, top = stop - (stop - at) % 32, np.int32(0)
+    if whole < stop:
+        rest[:] = ZERO
+        for i in range(whole, stop): rest[i - whole] = x[i]
+        top = magnitude_32(rest, 0)
+    for i in range(at, whole, 32): top = max(top, magnitude_32(x, i))
+    largest = bits_float(top)
+    inv = (F(127)/largest)*F(32) if F(2.0**-100) <= largest < F(2.0**120) else ZERO
+    for i in range(at, stop, 32):
+        y, o = (x, i) if i < whole else (rest, 0)
+        a = np.int32(1)
+        if inv > ZERO: a = min(np.int32(32), np.int32(1 + np.int32((bits_float(magnitude_32(y, o))*F(32))/largest)))
+        first, last = round_32(y, o, inv/F(a), records, k)
+        records[k + _A], records[k + _SUM] = a, a*(first + last)
+        records[k + _SUM + 1], records[k + _SUM + 2] = a*first, a*last
+        k += W*RECORD
+    if not largest < F(2.0**120): return F(np.nan)
+    return largest/F(4064) if inv > ZERO else ZERO
 
-# %% ../nbs/09c_cpu_products.ipynb #2b507269
+# %% ../nbs/09c_cpu_products.ipynb #209a7f7c
+@kernel
+def _activations(lo, hi, x, K, records, d): # float32 [W·K]; int32 [steps·W·RECORD]; float32 [nb, W]
+    "Groups lo … hi: group b of column c is b·W + c."
+    W, rest = d.shape[1], np.empty(32, F)
+    for task in range(lo, hi):
+        b, c = task//W, task % W
+        at, stop = c*K + b*256, c*K + min(K, b*256 + 256)
+        d[b, c] = _group(x, at, K, stop, records, (b*8*W + c)*RECORD, W, rest)
+
+# %% ../nbs/09c_cpu_products.ipynb #aeded158
+def flat(x, # float32, contiguous
+         ): # float32 [x.size]
+    "The same values along one axis. `ValueError` if that would take a copy, which a recorded round must not contain."
+    if x.dtype != F or not x.flags.c_contiguous: raise ValueError("activations must be float32 in one piece")
+    return x.reshape(-1)
+
+# %% ../nbs/09c_cpu_products.ipynb #b284bcf1
 def activations(x, # float32 [W, K]
-                ): # (int32 [nb·8·W·RECORD], float32 [nb, W])
+                ): # (int32 [steps·W·RECORD], float32 [nb, W])
     "W columns of activations by the contract, in records; d is NaN where one is not finite or too large."
     W, K = x.shape
-    nb = -(-K//256)
-    records, d = np.zeros((nb*8, W, RECORD), np.int32), np.empty((nb, W), F)
-    share(_activations, W, 32*x.size, x, records, records.view(np.int8), d)
-    return records.reshape(-1), d
+    nb, steps = -(-K//256), -(-K//32)
+    records, d = empty((steps*W*RECORD,), np.int32), empty((nb, W))
+    share(_activations, nb*W, 16*x.size, flat(x), K, records, d)
+    return records, d
 
 # %% ../nbs/09c_cpu_products.ipynb #5cb38154
 @njit(inline="always")
@@ -398,18 +428,20 @@ def _store_rows(out, at, n, edge, v):
         store_floats(edge, 0, v)
         for i in range(n): out[at + i] = edge[i]
 
-# %% ../nbs/09c_cpu_products.ipynb #17f3d327
+# %% ../nbs/09c_cpu_products.ipynb #39073f15
 def _one_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP, AHEAD=2048):
     "The kernel of superblock types for one column at a time."
     LEAF, SC, PER, HALF = HEAD + 8*STEP, 64*(1 + HAS_MIN), 512//GROUP, 16*(32//GROUP - 1)
     MN = SC + 8*PER
-    @njit(**_jit)
-    def one_256(lo, hi, w, experts, starts, G, R, _, x, xd, out):
+    @kernel
+    def one_256(lo, hi, w, experts, starts, order, r, few, G, R, _, x, xd, out):
         "Groups of rows lo … hi; out float32 [W·R]."
         n, W, edge = xd.shape[0], xd.shape[1], np.empty(16, F)
         for task in range(lo, hi):
             i, g = task//G, task % G
-            for c in range(starts[i], starts[i + 1]):
+            if starts[i + 1] - starts[i] > few: continue
+            for row in order[starts[i]:starts[i + 1]]:
+                c = row//r
                 total, o = zero_floats(), (experts[i]*G + g)*n*LEAF
                 for b in range(n):
                     s0, s1, m = constant(0), constant(0), constant(0)
@@ -427,61 +459,66 @@ def _one_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP, AHEAD=2048):
                     else: t = fmul(d, fadd(f, to_floats(s1)))
                     total = fadd(total, fmul(t, spread_float(xd, b*W + c)))
                     o += LEAF
-                _store_rows(out, c*R + g*16, R - g*16, edge, total)
+                _store_rows(out, row*R + g*16, R - g*16, edge, total)
     return one_256
 
-# %% ../nbs/09c_cpu_products.ipynb #53cc464e
+# %% ../nbs/09c_cpu_products.ipynb #abe4a06c
 COLUMNS = 32                                   # columns at a time
 
 def _many_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP, AHEAD=2048):
     "The kernel of superblock types for many columns: s holds two integer sums of each, t the result so far."
     LEAF, SC, PER, HALF = HEAD + 8*STEP, 64*(1 + HAS_MIN), 512//GROUP, 16*(32//GROUP - 1)
     MN = SC + 8*PER
-    @njit(**_jit)
-    def many_256(lo, hi, w, experts, starts, G, R, _, x, xd, out):
+    @kernel
+    def many_256(lo, hi, w, experts, starts, order, r, few, G, R, _, x, xd, out):
         "Groups of rows lo … hi; out float32 [W·R]."
         n, W, edge = xd.shape[0], xd.shape[1], np.empty(16, F)
-        sums, totals = np.empty(COLUMNS*32, np.int32), np.empty(COLUMNS*16, F)
+        sums, totals, at = np.empty(COLUMNS*32, np.int32), np.empty(COLUMNS*16, F), np.empty(COLUMNS, np.int64)
         for task in range(lo, hi):
             i, g = task//G, task % G
+            if starts[i + 1] - starts[i] <= few: continue
             for first in range(starts[i], starts[i + 1], COLUMNS):
-                C, o = min(COLUMNS, starts[i + 1] - first), (experts[i]*G + g)*n*LEAF
+                rows = order[first:min(first + COLUMNS, starts[i + 1])]
+                C, o = len(rows), (experts[i]*G + g)*n*LEAF
+                for c in range(C): at[c] = rows[c]//r*RECORD
                 sums[:C*32], totals[:C*16] = 0, 0
                 for b in range(n):
                     for j in range(8):
-                        u, at = unpack(PATH, CODE, w, o + HEAD + j*STEP), o + SC + j*PER
+                        u, sc = unpack(PATH, CODE, w, o + HEAD + j*STEP), o + SC + j*PER
                         _read_ahead(STEP, AHEAD, w, o + HEAD + j*STEP)
-                        sc0, sc1 = load_small(w, at), load_small(w, at + HALF)
-                        if HAS_MIN: mn0, mn1 = load_small(w, at + MN - SC), load_small(w, at + MN - SC + HALF)
-                        k, half = ((b*8 + j)*W + first)*RECORD, 0 if HAS_MIN else j//4*16
+                        sc0, sc1 = load_small(w, sc), load_small(w, sc + HALF)
+                        if HAS_MIN: mn0, mn1 = load_small(w, sc + MN - SC), load_small(w, sc + MN - SC + HALF)
+                        k, half = (b*8 + j)*W*RECORD, 0 if HAS_MIN else j//4*16
                         for c in range(C):
-                            s = _sum_256(PATH, CODE, OFFSET, GROUP, u, sc0, sc1, x, k + c*RECORD)
+                            s = _sum_256(PATH, CODE, OFFSET, GROUP, u, sc0, sc1, x, k + at[c])
                             store_words(sums, c*32 + half, add(load_words(sums, c*32 + half), s))
                             if HAS_MIN:
-                                m = _min_256(GROUP, mn0, mn1, x, k + c*RECORD)
+                                m = _min_256(GROUP, mn0, mn1, x, k + at[c])
                                 store_words(sums, c*32 + 16, add(load_words(sums, c*32 + 16), m))
                     d, m = load_floats(w, o), load_floats(w, o + 64)
                     for c in range(C):
                         f0, f1 = to_floats(load_words(sums, c*32)), to_floats(load_words(sums, c*32 + 16))
                         t = fsub(fmul(d, f0), fmul(m, f1)) if HAS_MIN else fmul(d, fadd(f0, f1))
-                        t = fmul(t, spread_float(xd, b*W + first + c))
+                        t = fmul(t, spread_float(xd, b*W + rows[c]//r))
                         store_floats(totals, c*16, fadd(load_floats(totals, c*16), t))
                         store_words(sums, c*32, constant(0))
                         store_words(sums, c*32 + 16, constant(0))
                     o += LEAF
-                for c in range(C): _store_rows(out, (first + c)*R + g*16, R - g*16, edge, load_floats(totals, c*16))
+                for c in range(C): _store_rows(out, rows[c]*R + g*16, R - g*16, edge, load_floats(totals, c*16))
     return many_256
 
-# %% ../nbs/09c_cpu_products.ipynb #77268ac1
+# %% ../nbs/09c_cpu_products.ipynb #69b57bf1
 def _one_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D, AHEAD=2048):
     "The kernel of types with blocks of 32 for one column at a time; D: bytes of 16 scales."
-    @njit(**_jit)
-    def one_32(lo, hi, w, experts, starts, G, R, n, x, xd, out):
+    @kernel
+    def one_32(lo, hi, w, experts, starts, order, r, few, G, R, n, x, xd, out):
         "Groups of rows lo … hi; n blocks a row; out float32 [W·R]."
         W, edge, ROW = xd.shape[1], np.empty(16, F), -(-n//8)*HEAD + n*STEP
         for task in range(lo, hi):
             i, g = task//G, task % G
-            for c in range(starts[i], starts[i + 1]):
+            if starts[i + 1] - starts[i] > few: continue
+            for row in order[starts[i]:starts[i + 1]]:
+                c = row//r
                 total, o = zero_floats(), (experts[i]*G + g)*ROW
                 for leaf in range(xd.shape[0]):
                     t = zero_floats()
@@ -494,39 +531,42 @@ def _one_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D, AHEAD=2048):
                         if HAS_MIN: t = fused(_load_d(PATH, HALF, w, o + (8 + j)*D), b, t)
                     total = fadd(total, fmul(t, spread_float(xd, leaf*W + c)))
                     o += HEAD + 8*STEP
-                _store_rows(out, c*R + g*16, R - g*16, edge, total)
+                _store_rows(out, row*R + g*16, R - g*16, edge, total)
     return one_32
 
-# %% ../nbs/09c_cpu_products.ipynb #1766d10a
+# %% ../nbs/09c_cpu_products.ipynb #acd624dc
 def _many_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D, AHEAD=2048):
     "The kernel of types with blocks of 32 for many columns: t of each column's leaf, and the result so far."
-    @njit(**_jit)
-    def many_32(lo, hi, w, experts, starts, G, R, n, x, xd, out):
+    @kernel
+    def many_32(lo, hi, w, experts, starts, order, r, few, G, R, n, x, xd, out):
         "Groups of rows lo … hi; n blocks a row; out float32 [W·R]."
         W, edge, ROW = xd.shape[1], np.empty(16, F), -(-n//8)*HEAD + n*STEP
-        sums = np.empty(COLUMNS*32, F)
+        sums, at = np.empty(COLUMNS*32, F), np.empty(COLUMNS, np.int64)
         for task in range(lo, hi):
             i, g = task//G, task % G
+            if starts[i + 1] - starts[i] <= few: continue
             for first in range(starts[i], starts[i + 1], COLUMNS):
-                C, o = min(COLUMNS, starts[i + 1] - first), (experts[i]*G + g)*ROW
+                rows = order[first:min(first + COLUMNS, starts[i + 1])]
+                C, o = len(rows), (experts[i]*G + g)*ROW
+                for c in range(C): at[c] = rows[c]//r*RECORD
                 sums[:C*32] = 0
                 for leaf in range(xd.shape[0]):
                     for j in range(min(8, n - leaf*8)):
-                        u, k = unpack(PATH, CODE, w, o + HEAD + j*STEP), ((leaf*8 + j)*W + first)*RECORD
+                        u, k = unpack(PATH, CODE, w, o + HEAD + j*STEP), (leaf*8 + j)*W*RECORD
                         _read_ahead(STEP, AHEAD, w, o + HEAD + j*STEP)
                         d = _load_d(PATH, HALF, w, o + j*D)
                         if HAS_MIN: m = _load_d(PATH, HALF, w, o + (8 + j)*D)
                         for c in range(C):
                             t = load_floats(sums, c*32)
-                            t = fused(d, to_floats(_sum_32(PATH, CODE, OFFSET, u, x, k + c*RECORD)), t)
-                            if HAS_MIN: t = fused(m, to_floats(spread_word(x, k + c*RECORD + _SUM)), t)
+                            t = fused(d, to_floats(_sum_32(PATH, CODE, OFFSET, u, x, k + at[c])), t)
+                            if HAS_MIN: t = fused(m, to_floats(spread_word(x, k + at[c] + _SUM)), t)
                             store_floats(sums, c*32, t)
                     for c in range(C):
-                        t = fmul(load_floats(sums, c*32), spread_float(xd, leaf*W + first + c))
+                        t = fmul(load_floats(sums, c*32), spread_float(xd, leaf*W + rows[c]//r))
                         store_floats(sums, c*32 + 16, fadd(load_floats(sums, c*32 + 16), t))
                         store_floats(sums, c*32, zero_floats())
                     o += HEAD + 8*STEP
-                for c in range(C): _store_rows(out, (first + c)*R + g*16, R - g*16, edge, load_floats(sums, c*32 + 16))
+                for c in range(C): _store_rows(out, rows[c]*R + g*16, R - g*16, edge, load_floats(sums, c*32 + 16))
     return many_32
 
 # %% ../nbs/09c_cpu_products.ipynb #b7e8119c
@@ -540,7 +580,7 @@ def kernels(p: Packing, # what to compile for
     else: make, args = (_one_32, _many_32), (p.half, p.has_min, p.head, p.step, 16*p.d_bytes)
     return tuple(f(path, p.code, add_, *args) for f in make)
 
-# %% ../nbs/09c_cpu_products.ipynb #d44866d3
+# %% ../nbs/09c_cpu_products.ipynb #ead9f902
 @njit(inline="always")
 def _load_wide(PATH, KIND, w, at):
     "Sixteen weights of FLOAT_TYPES[KIND] as float32."
@@ -552,15 +592,16 @@ def float_kernel(path: str, # "portable", "avx2" or "vnni"
                  type: str): # one of FLOAT_TYPES
     "The kernel of a float type; a task is a row."
     PATH, KIND, SIZE = path, ("F32", "F16", "BF16").index(type), 4 if type == "F32" else 2
-    @njit(**_jit)
-    def float_rows(lo, hi, w, experts, starts, R, K, x, out):
+    @kernel
+    def float_rows(lo, hi, w, experts, starts, order, r, R, K, x, out):
         "Rows lo … hi of w uint8 [E·R·K·SIZE]; x float32 [W·K], out float32 [W·R]."
         s, end, w_end, x_end = np.empty(256, F), K - K % 16, np.zeros(64, np.uint8), np.zeros(16, F)
         L = 32 if K <= 256 else 256
         for task in range(lo, hi):
             i, o = task//R, (experts[task//R]*R + task % R)*K*SIZE
             for b in range((K - end)*SIZE): w_end[b] = w[o + end*SIZE + b]
-            for c in range(starts[i], starts[i + 1]):
+            for row in order[starts[i]:starts[i + 1]]:
+                c = row//r
                 for l in range(0, L, 32):
                     s0, s1 = zero_floats(), zero_floats()
                     for k in range(l, K - K % L, L):
@@ -575,10 +616,10 @@ def float_kernel(path: str, # "portable", "avx2" or "vnni"
                     for k in range(end, K): x_end[k - end] = x[c*K + k]
                     v = _load_wide(PATH, KIND, w_end, 0)
                     store_floats(s, end % L, fused(v, load_floats(x_end, 0), load_floats(s, end % L)))
-                out[c*R + task % R] = fold(s, L)
+                out[row*R + task % R] = fold(s, L)
     return float_rows
 
-# %% ../nbs/09c_cpu_products.ipynb #f90f806b
+# %% ../nbs/09c_cpu_products.ipynb #1f581b41
 _path = [choose_path(os.environ.get("ALPHABOOK_VECTORS"))]
 
 def set_vectors(path: str = None, # "portable", "avx2" or "vnni"; None: the fastest
@@ -586,6 +627,11 @@ def set_vectors(path: str = None, # "portable", "avx2" or "vnni"; None: the fast
     "Choose the kernels' instructions; the results are the same. `ValueError` for a path this CPU lacks."
     _path[0] = choose_path(path)
     return _path[0]
+
+def flat_bytes(data): # uint8, contiguous
+    "A view of all bytes along one axis."
+    if not data.flags.c_contiguous: raise ValueError("weights must be in one piece")
+    return data.reshape(-1)
 
 def aligned_zeros(n: int, # bytes
                   ): # uint8 [n], the first at the beginning of a cache line
@@ -663,32 +709,57 @@ def load_matrix(data, # uint8 [R, row_bytes], as in the file
     "Prepare a weight matrix for `matmul` and `embed`."
     return Matrix(data, type, rows_only)
 
-# %% ../nbs/09c_cpu_products.ipynb #649e6e2f
+# %% ../nbs/09c_cpu_products.ipynb #44e5a577
+@functools.cache
+def one_group(W: int, # columns
+              ): # int64 [1], [2], [W]: (experts, starts, order)
+    "All columns for the only matrix there is."
+    return np.zeros(1, np.int64), np.array([0, W]), np.arange(W)
+
+def columns_for(ws, # matrices with the same number of columns
+                x, # float32 [W, K]
+                ): # tuple for `product`
+    "What the kernels of any of them read of x. `ValueError` if K is not the matrices'."
+    K = x.shape[1]
+    for w in ws:
+        if K != w.n_columns: raise ValueError(f"{K} activations for a matrix of {w.n_columns} columns")
+    return (flat(x), *(activations(x) if any(w.packing for w in ws) else ()))
+
+# %% ../nbs/09c_cpu_products.ipynb #0625ae43
+ALL = 1 << 40
+
 def product(w: Matrix, # a stack of matrices [R, K]
-            x, # float32 [W, K]
-            experts, starts, # int64 [n], [n + 1]: columns starts[i] … starts[i + 1] use matrix experts[i]
-            ): # float32 [W, R]
-    "Columns times the transposed matrices of a stack. `ValueError` if K is not the matrix's."
-    if x.shape[1] != w.n_columns: raise ValueError(f"{x.shape[1]} activations for a matrix of {w.n_columns} columns")
-    x, R = np.ascontiguousarray(x), w.stack_rows
-    out, work = np.empty((len(x), R), F), len(x)*R*w.n_columns
+            columns, # from `columns_for`
+            groups, # int64 (experts [n], starts [n + 1], order [rows of the result])
+            r: int = 1, # rows of the result that share a column
+            ): # float32 [len(order), R]
+    "Issue the kernels of a product: the one for single columns, the one for many, or both, each for its experts."
+    (experts, starts, order), R, K = groups, w.stack_rows, w.n_columns
+    out, work = empty((len(order), R)), len(order)*R*K
     if w.packing is None:
-        args = np.ascontiguousarray(w.data).reshape(-1), experts, starts, R, w.n_columns, x.reshape(-1), out.reshape(-1)
+        args = flat_bytes(w.data), *groups, r, R, K, columns[0], flat(out)
         share(float_kernel(_path[0], w.type), len(experts)*R, work, *args)
-    else:
-        kernel = kernels(w.packing, _path[0])[len(x) > len(experts)]
-        args = w.packed, experts, starts, w.groups, R, w.n_columns//32, *activations(x), out.reshape(-1)
-        share(kernel, len(experts)*w.groups, work//4, *args)
+        return out
+    one, many = kernels(w.packing, _path[0])
+    args = w.groups, R, K//32, *columns[1:], flat(out)
+    few = ALL if len(order) == r else int(len(experts) > 1)
+    if few: share(one, len(experts)*w.groups, work, w.packed, *groups, r, few, *args)
+    if few != ALL: share(many, len(experts)*w.groups, work, w.packed, *groups, r, few, *args)
     return out
 
-# %% ../nbs/09c_cpu_products.ipynb #93673fad
-_FIRST = np.zeros(1, np.int64)
+# %% ../nbs/09c_cpu_products.ipynb #5c7b9809
+def matmuls(ws, # matrices [R, K], K the same
+            x, # float32 [W, K]
+            ) -> list: # of float32 [W, R]
+    "x · wᵀ for several matrices; the activations are quantized once, and the products don't wait for each other."
+    columns = columns_for(ws, x)
+    with side_by_side(): return [product(w, columns, one_group(len(x))) for w in ws]
 
 def matmul(w: Matrix, # weights [R, K]
            x, # float32 [W, K]
            ): # float32 [W, R]
     "x · wᵀ by the contract."
-    return product(w, x, _FIRST, np.array([0, len(x)]))
+    return matmuls([w], x)[0]
 
 # %% ../nbs/09c_cpu_products.ipynb #2548cfe2
 def embed(w: Matrix, # embedding table [n_vocab, n_embd]

@@ -9,6 +9,7 @@ import alphabook.hybrid as spec
 from alphabook.blocks import FORMATS, decode, random_blocks
 from alphabook.elementary import rope_angles, rope_steps
 from alphabook.modelfile import TYPE
+from alphabook.tape import recording
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
 sys.path.insert(0, str(GOLDEN))
@@ -199,7 +200,28 @@ def test_a_read_only_file_serves_experts(tmp_path):
     x = floats(7, 3, 256, low=-2, high=2)
     want = spec.expert_matmul(spec.load_experts(data.reshape(4, 8, -1), 'Q4_K'), x, [3, 0, 3])
     for stays in (False, True): assert bits(cpu.expert_matmul(cpu.load_experts(mapped, 'Q4_K', stays), x, [3, 0, 3])) == bits(want)
-    with pytest.raises(IndexError): cpu.expert_matmul(cpu.load_experts(mapped, 'Q4_K'), x, [0, 4, 0])
+
+
+@pytest.mark.parametrize('N,r', [(1, 1), (1, 5), (3, 4), (20, 2), (0, 0)])
+def test_recorded_experts_follow_the_router(N, r):
+    "Recorded once, played with other activations and other experts; one that doesn't exist makes its row NaN."
+    E, R, K, rng = 6, 40, 512, np.random.default_rng(1)
+    data = [random_blocks('Q4_K', E*R, K, rng).reshape(E, R, -1) for _ in range(2)]
+    ws, bias = [cpu.load_experts(d, 'Q4_K') for d in data], floats(1, E, R)
+    x, ids = np.zeros((N, K), np.float32), np.zeros(N*r, np.int32)
+    with recording() as tape:
+        outs = cpu_experts.expert_matmuls(ws, x, ids)
+        outs.append(cpu_experts.add_expert_bias(outs[0], bias, ids))
+    for seed in range(3):
+        x[:], ids[:] = floats(seed, N, K), np.random.default_rng(seed).integers(0, E, N*r)
+        tape.play()
+        for d, out in zip(data, outs):
+            assert bits(out) == bits(spec.expert_matmul(spec.load_experts(d, 'Q4_K'), x.repeat(r, 0), ids))
+        assert bits(outs[2]) == bits(outs[0] + bias[ids])
+    if N*r > 1:
+        ids[0] = E
+        tape.play()
+        assert np.isnan(outs[0]).any(-1).tolist() == [True] + [False]*(N*r - 1)
 
 
 @pytest.mark.parametrize('type', cpu_experts.MAPPED)

@@ -8,6 +8,7 @@ import alphabook.cpu_products as cpu
 import alphabook.vectors as vectors
 from alphabook.blocks import FLOAT_TYPES, FORMATS, random_blocks
 from alphabook.modelfile import TYPE
+from alphabook.tape import recording
 
 PATHS = vectors.available_paths()
 
@@ -81,6 +82,25 @@ def test_float_matrices_are_not_copied():
 def test_activations_of_another_length_are_refused():
     w = cpu.load_matrix(random_blocks('Q8_0', 4, 64, np.random.default_rng(0)), 'Q8_0')
     with pytest.raises(ValueError, match='32 activations for a matrix of 64 columns'): cpu.matmul(w, np.ones((1, 32), np.float32))
+
+
+@pytest.mark.parametrize('W', [1, 2, 40])
+def test_recorded_products_see_new_activations(W):
+    "Several matrices of several types share quantized activations; the round is recorded once and played again."
+    K, rng = 512, np.random.default_rng(0)
+    data = [(random_blocks(type, R, K, rng), type) for type, R in (('Q4_K', 40), ('F16', 5), ('Q8_0', 16), ('Q6_K', 1))]
+    ws, x = [cpu.load_matrix(*d) for d in data], np.zeros((W, K), np.float32)
+    with recording() as tape: outs = cpu.matmuls(ws, x)
+    for seed in range(3):
+        x[:] = rows(W, K, seed)
+        tape.play()
+        for d, out in zip(data, outs): assert out.tobytes() == spec.matmul(spec.load_matrix(*d), x).tobytes()
+
+
+def test_activations_that_would_be_copied_are_refused():
+    w = cpu.load_matrix(random_blocks('Q8_0', 4, 64, np.random.default_rng(0)), 'Q8_0')
+    for x in (np.ones((64, 2), np.float32).T, np.ones((2, 64))):
+        with pytest.raises(ValueError, match='one piece'): cpu.matmul(w, x)
 
 
 @pytest.mark.parametrize('wanted, path', [('portable', 'portable'), ('', PATHS[-1])])
