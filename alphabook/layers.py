@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROWS_ONLY', 'short_name', 'load_tensor', 'Model', 'Round', 'open_round', 'project_heads', 'attention_mixer',
-           'gate_inputs', 'gdn_mixer', 'mixer', 'dense', 'expert_rows', 'mixture', 'ffn', 'block']
+           'gate_inputs', 'gdn_mixer', 'mixer', 'dense', 'mixture', 'ffn', 'block']
 
 # %% ../nbs/11a_layers.ipynb #4f56e86d
 import math
@@ -42,7 +42,7 @@ def load_tensor(ops, # backend
     if len(tensor.shape) == 3: return ops.load_experts(data, type)
     return ops.load_matrix(data, type, attr in ROWS_ONLY and not (tied and attr == "token_embd"))
 
-# %% ../nbs/11a_layers.ipynb #11e2e605
+# %% ../nbs/11a_layers.ipynb #386a592c
 class Model:
     "A model ready to run: its configuration, a backend, and the weights in that backend's form."
     def __init__(self, mf: ModelFile, # the open file; must stay open
@@ -51,6 +51,7 @@ class Model:
                  progress = None, # called with (bytes loaded, bytes in all) after each tensor
                  ):
         self.cfg, self.ops, kinds = cfg, backend, [cfg.mixer(i) for i in range(cfg.n_layer)]
+        self.record = True                                   # rounds may be recorded, if the backend can
         self.layers = [SimpleNamespace(index=i, slot=kinds[:i].count(kind)) for i, kind in enumerate(kinds)]
         self.whole, tensors = SimpleNamespace(rope_freqs=None), model_tensors(mf, cfg)
         done, total = 0, sum(t.nbytes for t in tensors.values())
@@ -77,46 +78,45 @@ class Model:
         return Cache(n_ctx, (cfg.n_layer - nets, cfg.n_kv_head, cfg.head_dim), (nets, cfg.gdn_v, cfg.gdn_dim), windows,
                      replay, cfg.index_dim, keep)
 
-# %% ../nbs/11a_layers.ipynb #f6a6c3c1
+# %% ../nbs/11a_layers.ipynb #fc23e335
 @dataclass
 class Round:
     "What all layers of one pass over W rows share."
     cache: Cache
     ids: np.ndarray # int64 [W]
     pos: int # absolute position of the first row
+    positions: np.ndarray # int64 [W], of all rows
     angles: list # (cos, sin), float32 [W, rope_dim/2]: of layers without a window, and of those with one
     route: object = None # function (layer, router logits [W, E]) → (ids [W, k], weights [W, k]); None: the rule
 
-    @property
-    def positions(self): return np.arange(self.pos, self.pos + len(self.ids))
-
-# %% ../nbs/11a_layers.ipynb #97e19878
+# %% ../nbs/11a_layers.ipynb #f4b5a6f8
 def open_round(model: Model, cache: Cache, # the text so far
                ids, # int [W ≥ 1]: tokens of the next positions
                route = None, # see Round
                ) -> Round:
     "Begin a round at the end of the text. ValueError if the context is too short."
     cache.begin(ids)
-    r = Round(cache, np.asarray(ids, np.int64), cache.n, [], route)
-    r.angles = [model.ops.rope_angles(r.positions, steps, model.cfg.rope_mscale) for steps in model.steps]
-    return r
+    positions = np.arange(cache.n, cache.n + len(ids))
+    angles = [model.ops.rope_angles(positions, steps, model.cfg.rope_mscale) for steps in model.steps]
+    return Round(cache, np.asarray(ids, np.int64), cache.n, positions, angles, route)
 
-# %% ../nbs/11a_layers.ipynb #4648a30c
+# %% ../nbs/11a_layers.ipynb #956aa4bd
 def project_heads(model: Model, layer, h, # h: float32 [W, n_embd], normed
                   ): # q [W, H, D], k and v [W, KV, D], gate [W, H·D] or None
     "Query, key and value heads of W rows, biased and normed as the architecture wants, and the gate."
     cfg, ops, W, D = model.cfg, model.ops, len(h), model.cfg.head_dim
-    q, k, v = (ops.matmul(getattr(layer, f"attn_{name}"), h) for name in "qkv")
-    if cfg.qkv_bias: q, k, v = q + layer.attn_q_bias, k + layer.attn_k_bias, v + layer.attn_v_bias
+    q, k, v = ops.matmuls([layer.attn_q, layer.attn_k, layer.attn_v], h)
+    if cfg.qkv_bias: q, k, v = (ops.add(x, getattr(layer, f"attn_{name}_bias")) for x, name in zip((q, k, v), "qkv"))
     gate = None
-    if cfg.gated_attn: q, gate = np.split(q.reshape(W, cfg.n_head, 2*D), 2, -1)             # per head [q, gate]
-    if cfg.gated_attn: q, gate = np.ascontiguousarray(q), np.ascontiguousarray(gate).reshape(W, -1)
+    if cfg.gated_attn:
+        both = q.reshape(W, cfg.n_head, 2*D)                                               # per head [q, gate]
+        q, gate = ops.columns(both, 0, D), ops.columns(both, D, 2*D).reshape(W, -1)
     shapes = ((W, -1), (W, -1)) if cfg.qk_norm_all else ((W, -1, D), (W, -1, D))
     q, k = q.reshape(shapes[0]), k.reshape(shapes[1])
     if cfg.qk_norm: q, k = ops.rms_norm(q, layer.attn_q_norm, cfg.eps), ops.rms_norm(k, layer.attn_k_norm, cfg.eps)
     return q.reshape(W, -1, D), k.reshape(W, -1, D), v.reshape(W, -1, D), gate
 
-# %% ../nbs/11a_layers.ipynb #3b2d98fa
+# %% ../nbs/11a_layers.ipynb #9cb120ac
 def attention_mixer(model: Model, layer, h, # h: float32 [W, n_embd], normed
                     r: Round): # float32 [W, n_embd]
     "Attention over everything up to each row's own position; writes the rows' keys and values to the cache first."
@@ -124,33 +124,36 @@ def attention_mixer(model: Model, layer, h, # h: float32 [W, n_embd], normed
     local = cfg.swa_layers[layer.index]
     cos, sin = r.angles[local]
     q, k, v, gate = project_heads(model, layer, h)
-    cache.write(layer.slot, r.pos, ops.apply_rope(k, cos, sin, cfg.rope_style), v)
+    k = ops.apply_rope(k, cos, sin, cfg.rope_style)
+    ops.store_rows(cache.k[layer.slot], cache.v[layer.slot], r.positions, k, v, cache.flag)
+    cache.written[layer.slot] = r.pos + len(h)
     sinks = dict(sinks=layer.attn_sinks) if cfg.sinks else {}
     y = ops.attention(ops.apply_rope(q, cos, sin, cfg.rope_style), cache.k[layer.slot], cache.v[layer.slot],
                       r.positions, cfg.window if local else 0, cfg.attn_scale, **sinks)
     y = y.reshape(len(h), -1)                                                              # (W, H·D)
     if cfg.gated_attn: y = ops.sigmoid_gate(y, gate)
     y = ops.matmul(layer.attn_output, y)                                                   # (W, n_embd)
-    return y + layer.attn_output_bias if cfg.out_bias else y
+    return ops.add(y, layer.attn_output_bias) if cfg.out_bias else y
 
-# %% ../nbs/11a_layers.ipynb #0dc4191e
+# %% ../nbs/11a_layers.ipynb #87c36b11
 def gate_inputs(model: Model, layer, h, # h: float32 [W, n_embd], normed
                 ): # alpha, b: float32 [W, V]
     "What decay and β of each value head are made from."
     cfg, ops = model.cfg, model.ops
-    if not cfg.fused_ba: return ops.matmul(layer.ssm_alpha, h), ops.matmul(layer.ssm_beta, h)
-    b, alpha = np.split(ops.matmul(layer.ssm_ba, h).reshape(len(h), cfg.gdn_k, -1), 2, -1)  # (W, K, V/K)
-    return np.ascontiguousarray(alpha).reshape(len(h), -1), np.ascontiguousarray(b).reshape(len(h), -1)
+    if not cfg.fused_ba: return ops.matmuls([layer.ssm_alpha, layer.ssm_beta], h)
+    both, n = ops.matmul(layer.ssm_ba, h).reshape(len(h), cfg.gdn_k, -1), cfg.gdn_v//cfg.gdn_k   # (W, K, 2·V/K)
+    return ops.columns(both, n, 2*n).reshape(len(h), -1), ops.columns(both, 0, n).reshape(len(h), -1)
 
-# %% ../nbs/11a_layers.ipynb #efbdff11
+# %% ../nbs/11a_layers.ipynb #d9b4269b
 def gdn_mixer(model: Model, layer, h, # h: float32 [W, n_embd], normed
               r: Round): # float32 [W, n_embd]
     "The gated delta net over W rows, token by token; what it changes is proposed to the cache, not committed."
     cfg, ops, cache, i = model.cfg, model.ops, r.cache, layer.slot
     K, V, D = cfg.gdn_k, cfg.gdn_v, cfg.gdn_dim
     rows = ops.matmul(layer.attn_qkv, h)                                                    # (W, (2K + V)·D)
-    y = ops.conv_silu(np.concatenate([cache.window(i), rows]), layer.ssm_conv1d)
-    q, k, v = (np.ascontiguousarray(a).reshape(len(h), -1, D) for a in np.split(y, [K*D, 2*K*D], -1))
+    y = ops.conv_silu(ops.joined(cache.window(i), rows), layer.ssm_conv1d)
+    ends = 0, K*D, 2*K*D, (2*K + V)*D
+    q, k, v = (ops.columns(y, *cut).reshape(len(h), -1, D) for cut in zip(ends, ends[1:]))
     q, k = ops.l2_norm(q, 1/math.sqrt(D)), ops.l2_norm(k)                                   # (W, K, D)
     decay, beta = ops.gdn_gates(*gate_inputs(model, layer, h), layer.ssm_a, layer.ssm_dt_bias)
     o, _ = ops.gdn(cache.memory[i], q, k, v, decay, beta, cfg.gdn_tiled, cache.fresh[i])    # (W, V, D)
@@ -165,36 +168,32 @@ def mixer(model: Model, layer, h, # h: float32 [W, n_embd], normed
     "What the layer mixes positions with: attention or a gated delta net."
     return (gdn_mixer if model.cfg.mixer(layer.index) == "gdn" else attention_mixer)(model, layer, h, r)
 
-# %% ../nbs/11a_layers.ipynb #38de8898
+# %% ../nbs/11a_layers.ipynb #e7e6892c
 def dense(model: Model, layer, h, # h: float32 [W, n_embd], normed
           suffix: str = "", # "_shexp": the shared expert's matrices
           ): # float32 [W, n_embd]
     "The gated feed-forward of three matrices."
     gate, up, down = (getattr(layer, f"ffn_{name}{suffix}") for name in ("gate", "up", "down"))
-    return model.ops.matmul(down, model.ops.gated(model.ops.matmul(gate, h), model.ops.matmul(up, h), model.cfg.act))
+    return model.ops.matmul(down, model.ops.gated(*model.ops.matmuls([gate, up], h), model.cfg.act))
 
-# %% ../nbs/11a_layers.ipynb #752be67c
-def expert_rows(model: Model, layer, name: str, # "gate", "up" or "down"
-                x, ids, # float32 [N, K], int32 [N]: the expert of each row
-                ): # float32 [N, R]
-    "Each row through a matrix of its expert, with the expert's bias if there are biases."
-    y = model.ops.expert_matmul(getattr(layer, f"ffn_{name}_exps"), x, ids)
-    return y + getattr(layer, f"ffn_{name}_exps_bias")[ids] if model.cfg.expert_bias else y
-
-# %% ../nbs/11a_layers.ipynb #570d3d3e
+# %% ../nbs/11a_layers.ipynb #2f113ad5
 def mixture(model: Model, layer, h, # h: float32 [W, n_embd], normed
             r: Round): # float32 [W, n_embd]
     "A mixture of experts: route each row, run its experts, add them up in rank order, then the shared one."
     cfg, ops = model.cfg, model.ops
     logits = ops.matmul(layer.ffn_gate_inp, h)                                              # (W, E)
-    if cfg.router_bias: logits = logits + layer.ffn_gate_inp_bias
+    if cfg.router_bias: logits = ops.add(logits, layer.ffn_gate_inp_bias)
     if r.route: ids, weights = r.route(layer.index, logits)
     else: ids, weights = ops.route(logits, cfg.n_used, cfg.renormalise, cfg.expert_scale)   # (W, k)
-    flat, x = ids.reshape(-1), np.repeat(h, ids.shape[1], 0)                                # (W·k, n_embd)
-    y = ops.gated(expert_rows(model, layer, "gate", x, flat), expert_rows(model, layer, "up", x, flat), cfg.act)
-    y = ops.combine(expert_rows(model, layer, "down", y, flat).reshape(*ids.shape, -1), weights)
+    flat = ids.reshape(-1)
+    def biased(y, name): return ops.add_expert_bias(y, getattr(layer, f"ffn_{name}_exps_bias"), flat) \
+        if cfg.expert_bias else y
+    gate, up = ops.expert_matmuls([layer.ffn_gate_exps, layer.ffn_up_exps], h, flat)        # (W·k, n_ff)
+    y = ops.gated(biased(gate, "gate"), biased(up, "up"), cfg.act)
+    y = biased(ops.expert_matmul(layer.ffn_down_exps, y, flat), "down")                     # (W·k, n_embd)
+    y = ops.combine(y.reshape(*ids.shape, -1), weights)
     if not cfg.n_ff_shared: return y
-    return y + ops.sigmoid_gate(dense(model, layer, h, "_shexp"), ops.matmul(layer.ffn_gate_inp_shexp, h))
+    return ops.add(y, ops.sigmoid_gate(dense(model, layer, h, "_shexp"), ops.matmul(layer.ffn_gate_inp_shexp, h)))
 
 # %% ../nbs/11a_layers.ipynb #b163dd70
 def ffn(model: Model, layer, h, # h: float32 [W, n_embd], normed
@@ -202,13 +201,13 @@ def ffn(model: Model, layer, h, # h: float32 [W, n_embd], normed
     "The layer's feed-forward: dense or a mixture."
     return mixture(model, layer, h, r) if model.cfg.n_expert else dense(model, layer, h)
 
-# %% ../nbs/11a_layers.ipynb #a5abc6cb
+# %% ../nbs/11a_layers.ipynb #857e714a
 def block(model: Model, layer, x, # x: float32 [W, n_embd], the residual stream
           r: Round): # float32 [W, n_embd]
     "One layer: x plus the mixer, plus the feed-forward, each behind a norm."
-    cfg = model.cfg
+    cfg, add = model.cfg, model.ops.add
     def norm(x, w): return model.ops.rms_norm(x, w, cfg.eps)
     y = mixer(model, layer, norm(x, layer.attn_norm), r)
-    x = x + (norm(y, layer.post_attention_norm) if cfg.post_norms else y)
+    x = add(x, norm(y, layer.post_attention_norm) if cfg.post_norms else y)
     y = ffn(model, layer, norm(x, getattr(layer, cfg.ffn_norm)), r)
-    return x + (norm(y, layer.post_ffw_norm) if cfg.post_norms else y)
+    return add(x, norm(y, layer.post_ffw_norm) if cfg.post_norms else y)

@@ -9,9 +9,9 @@ import alphabook.streams as spec
 from alphabook.comparator import compare_model, one_row, passed
 from alphabook.config import load_config
 from alphabook.engine import Engine
-from alphabook.layers import Model
+from alphabook.layers import Model, open_round
 from alphabook.modelfile import ModelFile, write_gguf
-from alphabook.rounds import finish, head, prefill, run_round, trunk
+from alphabook.rounds import enter, finish, head, prefill, run_round, trunk
 from alphabook.synth import synth
 
 MIXTURES = ('tiny-qwen3moe', 'tiny-qwen35moe', 'tiny-qwen3next', 'tiny-olmoe', 'tiny-gpt-oss', 'tiny-qwen4exp')
@@ -196,7 +196,7 @@ def test_the_router_can_be_replaced(like, open_model):
 def test_a_drafter_gets_the_hidden_rows(open_model):
     model = open_model('tiny-qwen35moe')
     cache = filled(model, 5)
-    hidden = finish(model, trunk(model, cache, IDS[5:9]))
+    hidden = finish(model, trunk(model, enter(model, IDS[5:9]), open_round(model, cache, IDS[5:9])))
     assert hidden.shape == (4, model.cfg.n_embd) and same(head(model, hidden), model.rows[5:9])
     cache.commit(7)
     assert same(run_round(model, cache, IDS[7:9], want=1), model.rows[8:9])
