@@ -29,6 +29,7 @@ def cpu_product(v, x, type=None):
     w = cpu.Matrix.__new__(cpu.Matrix)
     w.n_rows, w.stack_rows, w.n_columns = len(v.q), len(v.q), v.q[0].size
     w.allocate(dataclasses.replace(p, half=False))
+    w.packed[:] = 0
     cpu_packing.pack_view(v, w.packing, 0, w.n_rows, w.packed)
     return cpu.matmul(w, x)
 
