@@ -256,15 +256,16 @@ def test_each_product_of_the_model(bench, tiny_model, family):
 
 
 def test_products_are_timed_where_they_are(tiny_model):
-    "Twice the matrices take about twice the time, however long the readings around them are."
+    "A product takes as long among twice as many, however long the readings around them are."
     engine = Engine.load(tiny_model('llama'))
-    kind = limits.kinds(engine.model, engine.mf)[-1]
-    buffer = protocol.np.ones(1 << 20, protocol.np.int64)
-    kind.weights *= 200
-    once = limits.ProductTape(engine.model.ops, kind, 1, 0, buffer).measure()['µs a product']
+    kind, buffer = limits.kinds(engine.model, engine.mf)[-1], protocol.np.ones(1 << 23, protocol.np.int64)
+    def least():
+        tape = limits.ProductTape(engine.model.ops, kind, 1, 0, buffer)
+        return min(tape.play()['µs a product'] for _ in range(9))
+    kind.weights *= 25
+    once = least()
     kind.weights *= 2
-    twice = limits.ProductTape(engine.model.ops, kind, 1, 0, buffer).measure()['µs a product']
-    assert 0.3 < twice / once < 3
+    assert 0.7 < least() / once < 3
 
 
 def test_where_the_time_of_a_round_goes(bench):
