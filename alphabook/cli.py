@@ -75,7 +75,7 @@ def sampling_flags(p: Parser):
     p.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the sampler")
     p.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end at this text (may be repeated)")
 
-# %% ../nbs/28_cli.ipynb #049a5b10
+# %% ../nbs/28_cli.ipynb #827b59e6
 def bench_flags(p: Parser):
     "The flags of `bench`."
     p.add_argument("--arms", default="plain", help="what to measure: plain")
@@ -86,7 +86,7 @@ def bench_flags(p: Parser):
                    help="Python that can import llama_cpp; default: $ALPHABOOK_PEER_PYTHON, or this one")
     p.add_argument("--shapes", help="published shapes to measure (not part of this version)")
     p.add_argument("--sets", help="sets of prompts (not part of this version)")
-    p.add_argument("--cold", type=int, default=0, metavar="N", help="also start N times with no compiled kernels (slow)")
+    p.add_argument("--cold", type=int, default=0, metavar="N", help="also N starts with no compiled kernels (slow)")
     p.add_argument("--topic", metavar="NAME", help="name of the results; default: the model's")
     p.add_argument("-o", "--out", metavar="PATH", help="write a JSON file: its name, or a folder of results")
 
