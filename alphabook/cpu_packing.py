@@ -352,12 +352,12 @@ def _pack_iq4_xs(lo, hi, data, R, length, n, first, w):
                 pack("4", eight_words(v, v, 0, 4), w, o + 192 + j*256)
             o += 2240
 
-# %% ../nbs/09c_cpu_packing.ipynb #e5c59b46
+# %% ../nbs/09c_cpu_packing.ipynb #8401be43
 def _masks(signs): # uint64 [n] of bytes ±1 → of bytes 0 and 255
     return ((signs.view(np.int8) < 0).view(np.uint8)*np.uint8(255)).view(np.uint64)
 
 _MINUS, _EVEN_MINUS = _masks(SIGNS), _masks(EVEN_SIGNS)
-_XXS2, _XS2, _S2, _XXS3, _S3 = (GRID[f"IQ{name}"].astype(np.uint64) for name in ("2_XXS", "2_XS", "2_S", "3_XXS", "3_S"))
+_XXS2, _XS2, _S2, _XXS3, _S3 = (GRID["IQ" + name].astype(np.uint64) for name in "2_XXS 2_XS 2_S 3_XXS 3_S".split())
 _ONE = (GRID["IQ1_S"].view(np.int8)*np.int8(8) + np.int8(16)).view(np.uint64)
 _ONES = np.uint64(0x0101010101010101)
 
@@ -406,12 +406,12 @@ def _word_iq1(KIND, b, at, j, k):
     word = _ONE[low | top << 8]
     return word - _ONES if down else word + _ONES
 
-# %% ../nbs/09c_cpu_packing.ipynb #19cc9ba6
+# %% ../nbs/09c_cpu_packing.ipynb #b85eef90
 @njit(inline="always")
 def _word_tq(KIND, b, at, j, k):
     word = np.uint64(0)
     for i in range(8):
-        n = 32*j + 8*k + i                                   # in TQ2_0 a plane of 32 for every two bits, in halves of 128
+        n = 32*j + 8*k + i                                   # in TQ2_0, halves of 128 have planes of 32
         if KIND == "TQ2_0": digit = np.int64(b[at + n//128*32 + n % 32]) >> n//32 % 4*2 & 3
         else:                                                # in TQ1_0 planes of 32, 16 and 4
             if n < 160: byte, t = b[at + n % 32], n//32
@@ -550,15 +550,15 @@ def release(data): # uint8, a view of a mapped file
     first, end = -(-start//page)*page, (start + data.nbytes)//page*page
     if end > first: base.madvise(mmap.MADV_DONTNEED, first, end - first)
 
-# %% ../nbs/09c_cpu_packing.ipynb #8c381893
+# %% ../nbs/09c_cpu_packing.ipynb #8418749f
 ARENA = 1 << 26                                # bytes that small matrices share
 _arena = [np.empty(0, np.uint8)]
 
 def aligned(n: int, # bytes
             ): # uint8 [n], uninitialized, the first at the beginning of a cache line
     "Memory for vectors."
-    large = n + 63 > ARENA//4
-    whole = np.empty(n + 63, np.uint8) if large else _arena[0] if n + 63 <= _arena[0].size else np.empty(ARENA, np.uint8)
+    large, whole = n + 63 > ARENA//4, _arena[0]
+    if large or n + 63 > whole.size: whole = np.empty(n + 63 if large else ARENA, np.uint8)
     start = -whole.ctypes.data % 64
     if not large: _arena[0] = whole[start + n:]
     return whole[start:start + n]
