@@ -8,7 +8,7 @@ __all__ = ['PIECE', 'ACTS', 'TILE', 'INTEGERS', 'ROOM', 'ROWS', 'LEFT_LIMIT', 'a
            'attention_kernel', 'attention', 'Matrix', 'embed', 'load_matrix', 'matmul', 'matmuls', 'recording',
            'set_threads', 'set_vectors']
 
-# %% ../nbs/09d_cpu.ipynb #e43591b5
+# %% ../nbs/09d_cpu.ipynb #26671e1b
 import functools
 
 import numpy as np
@@ -18,10 +18,10 @@ from alphabook.cpu_products import (
     INF, ONE, ZERO, F, Matrix, _path, bits_float, embed, exp, float_bits, fma, load_matrix, matmul, matmuls,
     set_vectors)
 from .tape import _cores, empty, kernel, recording, set_threads, share
-from alphabook.vectors import (
-    all_below, dots_16, evens, fadd, fdiv, fmax, fmin, fmul, fold_16, fsub, get, load_floats, odds, put, spread,
-    store_floats, store_halves, top_16, vdot, vexp, vgelu, vsigmoid, vsilu, weigh, within, zero_floats, zip_high,
-    zip_low)
+from .vectors import (
+    all_below, dots_16, evens, fadd, fdiv, fmax, fmin, fmul, fold_16, fsub, get, load_floats, odds, prefetch, put,
+    spread, store_floats, store_halves, top_16, vdot, vexp, vgelu, vsigmoid, vsilu, weigh, within, zero_floats,
+    zip_high, zip_low)
 
 # %% ../nbs/09d_cpu.ipynb #d278f037
 _all_ = [                                      # a backend is one module
@@ -350,7 +350,7 @@ def _finish(part, at, n, sinks, h, D, out, to):
         v = fadd(fmul(load_floats(part, at + i), spread(a)), zero_floats())
         put(out, to + i, D - i, fdiv(v, spread(total)))
 
-# %% ../nbs/09d_cpu.ipynb #bcc83152
+# %% ../nbs/09d_cpu.ipynb #e775174e
 @kernel
 def _seen(pos, window, start): # → (first, last) in the tile that begins at `start`, both from 0 to 64
     first = max(0, pos - window + 1 - start) if window > 0 else 0
@@ -368,23 +368,28 @@ def _load_queries(q, B, group, row, first, last, heads, h, G, D, N, out): # rows
         for j in range(0, D, 16): put(out, i*N + j, D - j, get(q, at + j, D - j))
 
 @kernel
-def _fill_up(h, at, step, n, D, N, out): # n rows of D float16 (bits) → [n·N]; the rest of `out` stays as it is
+def _fetch(h, at, step, n, D, N, out): # n rows of D float16 (bits), `step` apart → [n·N]; the rest of `out` stays
+    "Bring the rows of a head together, and ask for those of the next tile."
+    whole = D - D % 32
     for j in range(n):
-        for i in range(D): out[j*N + i] = h[at + j*step + i]
+        for i in range(0, whole, 32):
+            prefetch(h, at + (j + TILE)*step + i)
+            store_floats(out, j*N + i, load_floats(h, at + j*step + i))             # 64 bytes
+        for i in range(whole, D): out[j*N + i] = h[at + j*step + i]
 
-# %% ../nbs/09d_cpu.ipynb #e639acce
+# %% ../nbs/09d_cpu.ipynb #b2209d6d
 @njit(inline="always")
-def _group(PATH, N, H, qs, g, n, k, v, at, step, positions, w0, G, window, start, scale, p, parts):
+def _group(PATH, N, H, qs, g, n, k, v, positions, w0, G, window, start, scale, p, parts):
     "Queries g … g + n − 1 (n ≤ H) over a tile, one part each; the sum of one that sees nothing is 0."
     first = _seen(positions[w0 + g//G], window, start)[0]
     last = _seen(positions[w0 + (g + n - 1)//G], window, start)[1]
-    if first < last: _scores(PATH, N, H, qs, g*N, k, at, step, first, last, p)
+    if first < last: _scores(PATH, N, H, qs, g*N, k, 0, N, first, last, p)
     for i in range(n):
         a, b = _seen(positions[w0 + (g + i)//G], window, start)
         parts[i*(N + ROOM) + N], parts[i*(N + ROOM) + N + 1] = _weights(p, i*TILE, a, b, scale)
-    weigh(PATH, N, H, p, 0, v, at, step, first, last, parts, 0, N + ROOM)
+    weigh(PATH, N, H, p, 0, v, 0, N, first, last, parts, 0, N + ROOM)
 
-# %% ../nbs/09d_cpu.ipynb #ca044dc1
+# %% ../nbs/09d_cpu.ipynb #3a9431c9
 @functools.cache
 def attention_kernel(PATH: str, D: int, H: int): # H: queries of a group
     "What goes over tiles."
@@ -392,9 +397,10 @@ def attention_kernel(PATH: str, D: int, H: int): # H: queries of a group
     @kernel
     def attend(lo, hi, q, B, group, row, k, v, positions, window, scale, sinks,
                rows, shares, KV, heads, T, split, left, out):
-        G, PART, odd = heads//KV, N + ROOM, N != D
+        G, PART, step = heads//KV, N + ROOM, KV*D
         qs, own = np.zeros((rows*G + H)*N, F), np.empty(rows*G*PART, F)
-        p, parts, even = np.empty(H*TILE, F), np.empty(H*PART, F), np.zeros((2, TILE*N if odd else 0), np.uint16)
+        p, parts, tile = np.empty(H*TILE, F), np.empty(H*PART, F), np.empty((2, TILE*N), np.uint16)
+        if N != D: tile[:] = 0
         for task in range(lo, hi):
             share, h, w0 = task % shares, task//shares % KV, task//shares//KV*rows
             w1 = min(positions.size, w0 + rows)
@@ -402,15 +408,12 @@ def attention_kernel(PATH: str, D: int, H: int): # H: queries of a group
             for r in range((w1 - w0)*G): _clear(own, r*PART, N)
             low, end = _tiles(positions, w0, w1, window)
             for t in range(low + (end - low)*share//shares, low + (end - low)*(share + 1)//shares):
-                kt, vt, at, step = k, v, (t*TILE*KV + h)*D, KV*D
-                if odd:
-                    n = min(TILE, positions[w1 - 1] + 1 - t*TILE)
-                    _fill_up(k, at, step, n, D, N, even[0])
-                    _fill_up(v, at, step, n, D, N, even[1])
-                    kt, vt, at, step = even[0], even[1], 0, N
+                n = min(TILE, positions[w1 - 1] + 1 - t*TILE)
+                _fetch(k, (t*TILE*KV + h)*D, step, n, D, N, tile[0])
+                _fetch(v, (t*TILE*KV + h)*D, step, n, D, N, tile[1])
                 for g in range(0, (w1 - w0)*G, H):
                     n = min(H, (w1 - w0)*G - g)
-                    _group(PATH, N, H, qs, g, n, kt, vt, at, step, positions, w0, G, window, t*TILE, scale, p, parts)
+                    _group(PATH, N, H, qs, g, n, tile[0], tile[1], positions, w0, G, window, t*TILE, scale, p, parts)
                     for r in range(g, g + n):
                         i, to = (r - g)*PART, (((w0 + r//G)*heads + h*G + r % G)*T + t)*PART
                         if parts[i + N + 1] == ZERO: continue
