@@ -276,7 +276,7 @@ def scaled_dot(typingctx, path, code, offset, first, n, words, sc, array, at):
         return less_offset(_join(builder, total), sc, 0 if inside else less)
     return WORDS(path, code, offset, first, n, words, WORDS, array, types.intp), codegen
 
-# %% ../nbs/09c_cpu_products.ipynb #af3429ab
+# %% ../nbs/09c_cpu_products.ipynb #eb3a6bdf
 @njit(inline="always")
 def _sum_32(PATH, CODE, OFFSET, u, x, k):
     "a·Σ q·x over 32 weights with one record of activations."
@@ -300,10 +300,10 @@ def _load_d(PATH, HALF, w, at):
     return load_halves(PATH, w, at) if HALF else load_floats(w, at)
 
 @njit(inline="always")
-def _read_ahead(STEP, AHEAD, w, at):
-    "Ask for the step that comes AHEAD bytes later, if any."
+def _read_ahead(HEAD, STEP, AHEAD, w, o, j):
+    "Ask for an eighth of the leaf that comes AHEAD bytes after the one at o, if any."
     if AHEAD:
-        for i in range(STEP//64): prefetch(w, at + AHEAD + i*64)
+        for i in range(0, STEP + HEAD//8, 64): prefetch(w, o + AHEAD + j*(STEP + HEAD//8) + i)
 
 @njit(inline="always")
 def _find(w, address, words, group, n):
@@ -320,7 +320,7 @@ def _store_rows(out, at, n, edge, v):
         store_floats(edge, 0, v)
         for i in range(n): out[at + i] = edge[i]
 
-# %% ../nbs/09c_cpu_products.ipynb #0b63b317
+# %% ../nbs/09c_cpu_products.ipynb #4564c0d9
 def _one_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP, AHEAD=2048):
     "The kernel of superblock types for one column at a time."
     LEAF, SC, PER, HALF = HEAD + 8*STEP, 64*(1 + HAS_MIN), 512//GROUP, 16*(32//GROUP - 1)
@@ -341,7 +341,7 @@ def _one_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP, AHEAD=2048):
                     for j in range(8):
                         k, at = ((b*8 + j)*W + c)*RECORD, o + SC + j*PER
                         u = unpack(PATH, CODE, w, o + HEAD + j*STEP)
-                        _read_ahead(STEP, AHEAD, w, o + HEAD + j*STEP)
+                        _read_ahead(HEAD, STEP, AHEAD, w, o, j)
                         s = _sum_256(PATH, CODE, OFFSET, GROUP, u, load_small(w, at), load_small(w, at + HALF), x, k)
                         at += MN - SC
                         if HAS_MIN: m = add(m, _min_256(GROUP, load_small(w, at), load_small(w, at + HALF), x, k))
@@ -355,7 +355,7 @@ def _one_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP, AHEAD=2048):
                 _store_rows(out, row*R + g*16, R - g*16, edge, total)
     return one_256
 
-# %% ../nbs/09c_cpu_products.ipynb #836811db
+# %% ../nbs/09c_cpu_products.ipynb #654a44f6
 COLUMNS = 32                                   # columns at a time
 
 def _many_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP, AHEAD=2048):
@@ -380,7 +380,7 @@ def _many_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP, AHEAD=2048):
                 for b in range(n):
                     for j in range(8):
                         u, sc = unpack(PATH, CODE, w, o + HEAD + j*STEP), o + SC + j*PER
-                        _read_ahead(STEP, AHEAD, w, o + HEAD + j*STEP)
+                        _read_ahead(HEAD, STEP, AHEAD, w, o, j)
                         sc0, sc1 = load_small(w, sc), load_small(w, sc + HALF)
                         if HAS_MIN: mn0, mn1 = load_small(w, sc + MN - SC), load_small(w, sc + MN - SC + HALF)
                         k, half = (b*8 + j)*W*RECORD, 0 if HAS_MIN else j//4*16
@@ -402,7 +402,7 @@ def _many_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP, AHEAD=2048):
                 for c in range(C): _store_rows(out, rows[c]*R + g*16, R - g*16, edge, load_floats(totals, c*16))
     return many_256
 
-# %% ../nbs/09c_cpu_products.ipynb #a689fb17
+# %% ../nbs/09c_cpu_products.ipynb #f67a1604
 def _one_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D, AHEAD=2048):
     "The kernel of types with blocks of 32 for one column at a time; D: bytes of 16 scales."
     @kernel
@@ -420,7 +420,7 @@ def _one_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D, AHEAD=2048):
                     t = zero_floats()
                     for j in range(min(8, n - leaf*8)):
                         k, u = ((leaf*8 + j)*W + c)*RECORD, unpack(PATH, CODE, w, o + HEAD + j*STEP)
-                        _read_ahead(STEP, AHEAD, w, o + HEAD + j*STEP)
+                        _read_ahead(HEAD, STEP, AHEAD, w, o, j)
                         s = _sum_32(PATH, CODE, OFFSET, u, x, k)
                         t = fused(_load_d(PATH, HALF, w, o + j*D), to_floats(s), t)
                         b = to_floats(spread_word(x, k + _SUM))
@@ -430,7 +430,7 @@ def _one_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D, AHEAD=2048):
                 _store_rows(out, row*R + g*16, R - g*16, edge, total)
     return one_32
 
-# %% ../nbs/09c_cpu_products.ipynb #c049b619
+# %% ../nbs/09c_cpu_products.ipynb #dc2beeb8
 def _many_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D, AHEAD=2048):
     "The kernel of types with blocks of 32 for many columns: t of each column's leaf, and the result so far."
     @kernel
@@ -451,7 +451,7 @@ def _many_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D, AHEAD=2048):
                 for leaf in range(xd.shape[0]):
                     for j in range(min(8, n - leaf*8)):
                         u, k = unpack(PATH, CODE, w, o + HEAD + j*STEP), (leaf*8 + j)*W*RECORD
-                        _read_ahead(STEP, AHEAD, w, o + HEAD + j*STEP)
+                        _read_ahead(HEAD, STEP, AHEAD, w, o, j)
                         d = _load_d(PATH, HALF, w, o + j*D)
                         if HAS_MIN: m = _load_d(PATH, HALF, w, o + (8 + j)*D)
                         for c in range(C):
