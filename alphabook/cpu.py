@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['PIECE', 'ACTS', 'TILE', 'INTEGERS', 'ROOM', 'ROWS', 'LEFT_LIMIT', 'add', 'scale', 'columns', 'joined', 'rms_norm',
-           'add_norm', 'gated', 'softcap', 'rope_angles', 'apply_rope', 'store_kernel', 'store_rows', 'half_to_float',
-           'attention_kernel', 'attention', 'Matrix', 'embed', 'load_matrix', 'matmul', 'matmuls', 'recording',
-           'set_threads', 'set_vectors']
+           'add_norm', 'gated', 'softcap', 'token_weights', 'rope_angles', 'apply_rope', 'store_kernel', 'store_rows',
+           'half_to_float', 'attention_kernel', 'attention', 'Matrix', 'embed', 'load_matrix', 'matmul', 'matmuls',
+           'recording', 'set_threads', 'set_vectors']
 
 # %% ../nbs/09d_cpu.ipynb #26671e1b
 import functools
@@ -175,6 +175,23 @@ def softcap(x, # float32 [..., n]
     share(_softcap, -(-x.size//PIECE), 32*x.size, _flat(x), F(cap), out.reshape(-1))
     return out
 
+# %% ../nbs/09d_cpu.ipynb #824a0e55
+@kernel
+def _token_weights(lo, hi, logits, top, temp, out): # pieces
+    e, end = np.empty(16, F), min(hi*PIECE, logits.size)
+    for i in range(lo*PIECE, end, 16):
+        store_floats(e, 0, vexp(fdiv(fsub(get(logits, i, end - i), spread(top)), spread(temp))))
+        for j in range(min(16, end - i)): out[i + j] = np.int64(np.float64(e[j])*2.0**32)
+
+def token_weights(logits, # float32 [n]
+                  top: float, # the largest
+                  temp: float, # temperature, > 0
+                  ): # int64 [n]
+    "exp((logits − top) ÷ temp) in units of 2⁻³², rounded down."
+    out = empty(logits.shape, np.int64)
+    share(_token_weights, -(-logits.size//PIECE), 32*logits.size, _flat(logits), F(top), F(temp), out)
+    return out
+
 # %% ../nbs/09d_cpu.ipynb #c5e99c94
 @kernel
 def _angle(phase): # uint64 → (cos, sin)
@@ -320,12 +337,16 @@ def half_to_float(h): # uint16 bits of a finite float16 → float32
     magnitude = bits_float(np.int32(np.int32(h & np.uint16(0x7FFF)) << np.int32(13)))*F(2.0**112)
     return bits_float(np.int32(float_bits(magnitude) | np.int32(np.int32(h & np.uint16(0x8000)) << np.int32(16))))
 
-# %% ../nbs/09d_cpu.ipynb #cd5a2a1b
+# %% ../nbs/09d_cpu.ipynb #36ba732a
 ROOM = 16                                      # floats of a part behind its values: maximum, sum, nothing
 
 @kernel
 def _clear(part, at, n): # part of n values
     part[at:at + n], part[at + n], part[at + n + 1] = ZERO, -INF, ZERO
+
+@kernel
+def _move(x, at, to, to_at, n): # n floats, a multiple of 16
+    for i in range(0, n, 16): store_floats(to, to_at + i, load_floats(x, at + i))
 
 @kernel
 def _join(part, at, other, other_at, n): # changes the first
@@ -389,7 +410,7 @@ def _group(PATH, N, H, qs, g, n, k, v, positions, w0, G, window, start, scale, p
         parts[i*(N + ROOM) + N], parts[i*(N + ROOM) + N + 1] = _weights(p, i*TILE, a, b, scale)
     weigh(PATH, N, H, p, 0, v, 0, N, first, last, parts, 0, N + ROOM)
 
-# %% ../nbs/09d_cpu.ipynb #3a9431c9
+# %% ../nbs/09d_cpu.ipynb #12d9c178
 @functools.cache
 def attention_kernel(PATH: str, D: int, H: int): # H: queries of a group
     "What goes over tiles."
@@ -417,7 +438,7 @@ def attention_kernel(PATH: str, D: int, H: int): # H: queries of a group
                     for r in range(g, g + n):
                         i, to = (r - g)*PART, (((w0 + r//G)*heads + h*G + r % G)*T + t)*PART
                         if parts[i + N + 1] == ZERO: continue
-                        if split: left[to:to + PART] = parts[i:i + PART]
+                        if split: _move(parts, i, left, to, PART)
                         else: _join(own, r*PART, parts, i, N)
             for r in range(0 if split else (w1 - w0)*G):
                 head = h*G + r % G

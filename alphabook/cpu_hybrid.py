@@ -7,9 +7,10 @@ __all__ = ['sigmoid_gate', 'l2_norm', 'gated_norm', 'split_columns', 'conv_kerne
            'route', 'combine', 'fade_and_read', 'write_and_answer', 'gdn_kernel', 'gdn', 'Experts', 'Matrix',
            'UNPACK_LIMIT', 'add', 'add_expert_bias', 'add_norm', 'apply_rope', 'attention', 'columns', 'embed',
            'expert_matmul', 'expert_matmuls', 'gated', 'joined', 'load_experts', 'load_matrix', 'matmul', 'matmuls',
-           'recording', 'rms_norm', 'rope_angles', 'scale', 'set_threads', 'set_vectors', 'softcap', 'store_rows']
+           'recording', 'rms_norm', 'rope_angles', 'scale', 'set_threads', 'set_vectors', 'softcap', 'store_rows',
+           'token_weights']
 
-# %% ../nbs/09f_cpu_hybrid.ipynb #1857fac6
+# %% ../nbs/09f_cpu_hybrid.ipynb #de0688a3
 import functools
 
 import numpy as np
@@ -19,7 +20,7 @@ from numba.extending import intrinsic
 
 from .cpu import (
     ONE, PIECE, ZERO, F, Matrix, _at, _flat, _rows, add, add_norm, apply_rope, attention, columns, embed, exp, gated,
-    joined, recording, rms_norm, rope_angles, scale, set_threads, set_vectors, softcap, store_rows)
+    joined, recording, rms_norm, rope_angles, scale, set_threads, set_vectors, softcap, store_rows, token_weights)
 from alphabook.cpu_experts import (
     UNPACK_LIMIT, Experts, add_expert_bias, expert_matmul, expert_matmuls, load_experts, load_matrix,
     matmul, matmuls)
@@ -29,11 +30,12 @@ from .vectors import (
     _store_at, _vector, _wide, fadd, fmul, fsub, fused, get, load_floats, put, spread, store_floats, vdot, vexp,
     vsigmoid, vsilu, vsoftplus, zero_floats)
 
-# %% ../nbs/09f_cpu_hybrid.ipynb #5126a1d6
+# %% ../nbs/09f_cpu_hybrid.ipynb #87134174
 _all_ = [                                # a backend is one module: this one has the operations of 09d and 09e as well
     "Experts", "Matrix", "UNPACK_LIMIT", "add", "add_expert_bias", "add_norm", "apply_rope", "attention",
     "columns", "embed", "expert_matmul", "expert_matmuls", "gated", "joined", "load_experts", "load_matrix", "matmul",
-    "matmuls", "recording", "rms_norm", "rope_angles", "scale", "set_threads", "set_vectors", "softcap", "store_rows"]
+    "matmuls", "recording", "rms_norm", "rope_angles", "scale", "set_threads", "set_vectors", "softcap", "store_rows",
+    "token_weights"]
 
 # %% ../nbs/09f_cpu_hybrid.ipynb #c5590646
 @kernel
@@ -280,7 +282,7 @@ def write_and_answer(typingctx, n, s, at, to, to_at, k, k_at, q, q_at, decay, u,
     at_ = types.intp
     return FLOATS(n, s, at_, to, at_, k, at_, q, at_, types.float32, u, at_), codegen
 
-# %% ../nbs/09f_cpu_hybrid.ipynb #0659770a
+# %% ../nbs/09f_cpu_hybrid.ipynb #afe4a245
 @njit(inline="always")
 def _step(D, s, at, to, n, k, k_at, q, q_at, v, v_at, decay, beta, u, o, o_at):
     "One token of n ≤ 16 rows of a head's state, from s to `to`; scratch u [16]."
@@ -301,7 +303,7 @@ def gdn_kernel(D: int): # width of a head
         for task in range(lo, hi):
             h, i = task//pieces, task % pieces*16
             g, at, n = h % K if tiled else h//(V//K), (h*D + i)*D, min(16, D - i)
-            if W == 0: out[at:at + n*D] = S[at:at + n*D]
+            for j in range(at, at + n*D if W == 0 else at): out[j] = S[j]
             for w in range(W):
                 q_at, k_at = _at(w*K + g, q_B, q_group, q_row), _at(w*K + g, k_B, k_group, k_row)
                 v_at, r = _at(w*V + h, v_B, v_group, v_row) + i, w*V + h

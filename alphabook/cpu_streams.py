@@ -9,9 +9,9 @@ __all__ = ['open_streams', 'stream_norm', 'read_streams', 'write_streams', 'bloc
            'conv_rows', 'conv_silu', 'embed', 'expert_matmul', 'expert_matmuls', 'gated', 'gated_norm', 'gdn',
            'gdn_gates', 'joined', 'l2_norm', 'load_experts', 'load_matrix', 'matmul', 'matmuls', 'recording',
            'rms_norm', 'rope_angles', 'route', 'scale', 'set_threads', 'set_vectors', 'sigmoid_gate', 'softcap',
-           'store_rows']
+           'store_rows', 'token_weights']
 
-# %% ../nbs/09g_cpu_streams.ipynb #1c0cae8b
+# %% ../nbs/09g_cpu_streams.ipynb #6b4cdcc4
 import functools
 
 import numpy as np
@@ -22,18 +22,19 @@ from .cpu_hybrid import (
     UNPACK_LIMIT, Experts, Matrix, add, add_expert_bias, add_norm, apply_rope, attention, columns, combine,
     conv_rows, conv_silu, embed, expert_matmul, expert_matmuls, gated, gated_norm, gdn, gdn_gates, joined, l2_norm,
     load_experts, load_matrix, matmul, matmuls, recording, rms_norm, rope_angles, route, scale, set_threads,
-    set_vectors, sigmoid_gate, softcap, store_rows)
+    set_vectors, sigmoid_gate, softcap, store_rows, token_weights)
 from .tape import empty, kernel, share
 from alphabook.vectors import (
     FLOAT32, dots_16, fadd, fdiv, fmax, fmul, fused, get, load_floats, put, spread, vdot, vsigmoid, vsilu, weigh,
     zero_floats)
 
-# %% ../nbs/09g_cpu_streams.ipynb #97abbd84
+# %% ../nbs/09g_cpu_streams.ipynb #c79cb773
 _all_ = [                                      # a backend is one module: this one has all operations of 09d to 09f too
     "Experts", "Matrix", "UNPACK_LIMIT", "add", "add_expert_bias", "add_norm", "apply_rope", "attention",
     "columns", "combine", "conv_rows", "conv_silu", "embed", "expert_matmul", "expert_matmuls", "gated", "gated_norm",
     "gdn", "gdn_gates", "joined", "l2_norm", "load_experts", "load_matrix", "matmul", "matmuls", "recording",
-    "rms_norm", "rope_angles", "route", "scale", "set_threads", "set_vectors", "sigmoid_gate", "softcap", "store_rows"]
+    "rms_norm", "rope_angles", "route", "scale", "set_threads", "set_vectors", "sigmoid_gate", "softcap",
+    "store_rows", "token_weights"]
 
 # %% ../nbs/09g_cpu_streams.ipynb #5f3432e8
 @kernel
@@ -215,7 +216,7 @@ def _put_places(p, at, places, n, whole): # scores of n positions → in their p
     whole[:] = -INF
     for j in range(n): whole[places[j]] = p[at + j]
 
-# %% ../nbs/09g_cpu_streams.ipynb #33929f27
+# %% ../nbs/09g_cpu_streams.ipynb #989493f5
 @functools.cache
 def sparse_kernel(PATH: str, D: int, H: int): # H: heads that go over a tile together
     "The kernel of `sparse_attention`: a task is one row and one KV head."
@@ -229,7 +230,7 @@ def sparse_kernel(PATH: str, D: int, H: int): # H: heads that go over a tile tog
         for task in range(lo, hi):
             w, h = task//KV, task % KV
             for g in range(G):
-                qs[g*N:g*N + D] = q[(task*G + g)*D:(task*G + g + 1)*D]
+                for i in range(D): qs[g*N + i] = q[(task*G + g)*D + i]
                 _clear(own, g*PART, N)
             for start in range(0, positions[w] + 1, TILE):
                 end = min(start + TILE, positions[w] + 1)
