@@ -9,7 +9,7 @@ __all__ = ['float_bits', 'bits_float', 'F', 'MAGIC', 'LOG2E', 'LN2_HI', 'LN2_LO'
            'set_vectors', 'flat_bytes', 'load_matrix', 'one_group', 'columns_for', 'product', 'matmuls', 'matmul',
            'embed']
 
-# %% ../nbs/09d_cpu_products.ipynb #0ca4d167
+# %% ../nbs/09d_cpu_products.ipynb #1996614e
 import functools, os
 
 import numpy as np
@@ -18,13 +18,13 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .blocks import FLOAT_TYPES, decode
+from .blocks import decode
 from .cpu_packing import Matrix, Packing, fetch_rows, own_rows
-from .tape import _jit, empty, kernel, set_threads, share, side_by_side
+from .tape import empty, kernel, share, side_by_side
 from alphabook.vectors import (
     AVX2, VNNI, WORDS, Code, _address, _call, _constant, _dot_vnni, _join, _pairs_avx2, _pairs_portable, _parts,
     _spread, _vector, add, choose_path, constant, fadd, fmul, fsub, fused, load_brains, load_floats, load_halves,
-    load_small, load_words, mul, prefetch, spread_float, spread_word, store_floats, store_words, sub, to_floats, unpack,
+    load_small, load_words, mul, prefetch, spread_float, spread_word, store_floats, store_words, to_floats, unpack,
     zero_floats)
 
 # %% ../nbs/09d_cpu_products.ipynb #469dac30
@@ -555,7 +555,7 @@ def columns_for(ws, # matrices with the same number of columns
         if K != w.n_columns: raise ValueError(f"{K} activations for a matrix of {w.n_columns} columns")
     return (flat(x), *(activations(x) if any(w.packing for w in ws) else ()))
 
-# %% ../nbs/09d_cpu_products.ipynb #e4c7b5ca
+# %% ../nbs/09d_cpu_products.ipynb #28702d8c
 ALL = 1 << 40
 
 def product(w: Matrix, # a stack of matrices [R, K]
@@ -564,7 +564,7 @@ def product(w: Matrix, # a stack of matrices [R, K]
             r: int = 1, # rows of the result that share a column
             ): # float32 [len(order), R]
     "Issue the kernels of a product: the one for single columns, the one for many, or both, each for its experts."
-    (experts, starts, order), R, K = groups, w.stack_rows, w.n_columns
+    (experts, _, order), R, K = groups, w.stack_rows, w.n_columns
     out, work = empty((len(order), R)), len(order)*R*K
     if w.packing is None:
         args = flat_bytes(w.data), *groups, r, R, K, columns[0], flat(out)

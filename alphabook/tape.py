@@ -23,9 +23,7 @@ from numba.core import cgutils
 from numba.core.compiler_lock import global_compiler_lock
 from numba.extending import intrinsic
 
-# %% ../nbs/09b_tape.ipynb #ef413835
-_jit = dict(cache=True, error_model="numpy", nogil=True)
-
+# %% ../nbs/09b_tape.ipynb #6820c8f2
 def _stamp(folder: Path) -> tuple: # what numba compares
     "A fingerprint of everything that kernels are made of."
     h = hashlib.sha256()
