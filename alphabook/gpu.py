@@ -5,12 +5,14 @@
 # %% auto #0
 __all__ = ['INTERPRET', 'pdl', 'MAGIC', 'LOG2E', 'NEG_LN2_HI', 'NEG_LN2_LO', 'EXP_MIN', 'EXP_MAX', 'E6', 'E5', 'E4', 'E3', 'E2',
            'E1', 'E0', 'MAGIC_BITS', 'GELU_CUBE', 'GELU_SCALE', 'L5', 'L4', 'L3', 'L2', 'L1', 'TURN', 'S2', 'S1', 'S0',
-           'C2', 'C1', 'C0', 'k', 'SCRATCH', 'exact_fma', 'begin', 'use_pdl', 'launch', 'exp', 'sigmoid', 'silu',
-           'gelu', 'softplus', 'swiglu_oai_', 'pointwise_', 'k_pointwise', 'as_rows', 'pointwise', 'gated', 'softcap',
-           'add', 'scale', 'fold', 'root_mean', 'summed', 'k_norm', 'norm', 'rms_norm', 'add_norm', 'phase_angles',
-           'k_angles', 'load_steps', 'rope_angles', 'kv_tables', 'pack_keys', 'unpack_keys', 'head_values', 'rotated',
-           'head_scale', 'k_heads', 'heads', 'lane', 'lanes', 'fold_groups', 'tile_values', 'k_attend', 'largest',
-           'factors', 'k_combine_tiles', 'spread', 'attend_rows', 'attention']
+           'C2', 'C1', 'C0', 'k', 'SCRATCH', 'LOWEST', 'exact_fma', 'begin', 'use_pdl', 'launch', 'exp', 'sigmoid',
+           'silu', 'gelu', 'softplus', 'swiglu_oai_', 'pointwise_', 'k_pointwise', 'as_rows', 'pointwise', 'gated',
+           'softcap', 'add', 'scale', 'fold', 'root_mean', 'summed', 'k_norm', 'norm', 'rms_norm', 'add_norm',
+           'phase_angles', 'k_angles', 'load_steps', 'rope_angles', 'kv_tables', 'pack_keys', 'unpack_keys',
+           'head_values', 'rotated', 'head_scale', 'k_heads', 'heads', 'lane', 'lanes', 'fold_groups', 'tile_values',
+           'k_attend', 'largest', 'factors', 'k_combine_tiles', 'spread', 'attend_rows', 'attention', 'Rows',
+           'parts_of', 'load_rows', 'k_embed', 'embed', 'rank_keys', 'key_value', 'k_top_of_blocks', 'k_merge_top',
+           'top_k', 'argmax', 'random_bits', 'weights_32', 'likeliest', 'k_sample', 'sampling_buffers', 'sample']
 
 # %% ../nbs/10c_gpu.ipynb #ff4bfedc
 import os
@@ -595,4 +597,202 @@ def attention(q, # float32 [W, n_head, D], from `heads`
         rows = slice(i, i + step)
         attend_rows(q[rows], k, v, positions[rows], window, float(scale), sinks, None if gate is None else gate[rows],
                     None if chosen is None else chosen[rows], block, out[rows])
+    return out
+
+# %% ../nbs/10c_gpu.ipynb #3853d6ee
+class Rows:
+    "An embedding table [n_vocab, n_embd] of any type on the device: floats, or integers, scales and offsets."
+    def __init__(self, q, # float32, float16, int16 (bfloat16's bits) or int8, [n_vocab, n_embd]
+                 scale = None, # float32 [n_vocab, groups]; None: floats
+                 offset = None): # float32 [n_vocab, groups]
+        self.q, self.scale, self.offset = q, scale, offset
+
+    @property
+    def nbytes(self): return sum(t.nbytes for t in (self.q, self.scale, self.offset) if t is not None)
+
+# %% ../nbs/10c_gpu.ipynb #cd17bc1e
+def parts_of(data, type): # uint8 [n, row_bytes] → int8 [n, K], float32 [n, groups], the same or None
+    "Integers, scales and offsets of some rows."
+    v = int_view(data, type)
+    shape, per_row = v.q.shape[:3], lambda a: np.ascontiguousarray(a.reshape(len(data), -1))
+    scale = v.d[..., None] if v.sc is None else v.d[..., None]*v.sc
+    offset = None if v.m is None else per_row(np.broadcast_to(v.m[..., None]*v.mn, shape))
+    return per_row(v.q), per_row(np.broadcast_to(scale, shape)), offset
+
+def load_rows(data, # uint8 [n_vocab, row_bytes], as in the file
+              type: str, # ggml type name
+              device = "cuda"): # Rows
+    "Prepare an embedding table for `embed`, a few thousand rows at a time."
+    if type in FLOAT_TYPES:
+        dtype = {"F32": np.float32, "F16": np.float16, "BF16": np.int16}[type]
+        return Rows(torch.from_numpy(np.array(data).view(dtype)).to(device))
+    pieces = [parts_of(np.ascontiguousarray(data[i:i + 4096]), type) for i in range(0, len(data), 4096)]
+    join = lambda parts: None if parts[0] is None else torch.cat([torch.from_numpy(p).to(device) for p in parts])
+    return Rows(*(join(parts) for parts in zip(*pieces)))
+
+# %% ../nbs/10c_gpu.ipynb #8c15f3e1
+@triton.jit
+def k_embed(p_ids, p_q, p_scale, p_offset, p_out, n, s_group, o_group,
+            BITS16: tl.constexpr, SCALED: tl.constexpr, OFFSET: tl.constexpr, B: tl.constexpr, PDL: tl.constexpr):
+    "A piece of one row of the table: q, or q·scale, or q·scale − offset."
+    begin(PDL)
+    w, i = tl.program_id(0), tl.program_id(1)*B + tl.arange(0, B)
+    id = tl.maximum(tl.load(p_ids + w).to(tl.int64), 0)                           # a padding row may have any id
+    q = tl.load(p_q + id*n + i, mask=i < n, other=0)
+    if BITS16: x = (q.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    else: x = q.to(tl.float32)
+    if SCALED: x = x*tl.load(p_scale + id*(n//s_group) + i//s_group, mask=i < n, other=0.0)
+    if OFFSET: x = x - tl.load(p_offset + id*(n//o_group) + i//o_group, mask=i < n, other=0.0)
+    tl.store(p_out + w.to(tl.int64)*n + i, x, mask=i < n)
+
+# %% ../nbs/10c_gpu.ipynb #dedaeb80
+def embed(w: Rows, # from `load_rows`
+          ids, # int [W], on the device
+          ): # float32 [W, n_embd]
+    "Rows of an embedding table: the exact value of each weight, rounded once to float32."
+    W, n = len(ids), w.q.shape[1]
+    out = torch.empty((W, n), dtype=torch.float32, device=w.q.device)
+    scale, offset = (w.q if t is None else t for t in (w.scale, w.offset))
+    launch(k_embed, (W, triton.cdiv(n, 1024)), ids, w.q, scale, offset, out, n, n//scale.shape[1], n//offset.shape[1],
+           BITS16=w.q.dtype == torch.int16, SCALED=w.scale is not None, OFFSET=w.offset is not None, B=1024)
+    return out
+
+# %% ../nbs/10c_gpu.ipynb #3ce5fbf1
+@triton.jit
+def rank_keys(x, id): # float32, int64 ≥ 0 → int64
+    "Integers in the order of the floats, +0 and −0 alike, and of falling ids where floats are equal."
+    b = (x + 0.0).to(tl.int32, bitcast=True)
+    return ((b ^ ((b >> 31) & 0x7FFFFFFF)).to(tl.int64) << 32) | (0x7FFFFFFF - id)
+
+@triton.jit
+def key_value(key): # int64 → float32
+    "The float of a key."
+    b = (key >> 32).to(tl.int32)
+    return (b ^ ((b >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+# %% ../nbs/10c_gpu.ipynb #e11d85d7
+LOWEST = tl.constexpr(-2**63)
+
+@triton.jit
+def k_top_of_blocks(p_x, p_keys, p_finite, n, x_row, k, B: tl.constexpr, PDL: tl.constexpr):
+    "The k largest keys of B logits, falling, and whether all of them are finite."
+    begin(PDL)
+    block, w, n_blocks = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
+    i = block*B + tl.arange(0, B)
+    x = tl.load(p_x + w*x_row + i, mask=i < n, other=0.0)
+    finite = (x.to(tl.int32, bitcast=True) & 0x7F800000) != 0x7F800000
+    tl.store(p_finite + w*n_blocks + block, tl.min(finite.to(tl.int32), 0))
+    keys = tl.where(i < n, rank_keys(x, i.to(tl.int64)), LOWEST)
+    p_keys += (w*n_blocks + block)*k
+    for r in range(k):
+        best = tl.max(keys, 0)
+        tl.store(p_keys + r, best)
+        keys = tl.where(keys == best, LOWEST, keys)
+
+# %% ../nbs/10c_gpu.ipynb #5f0c9fd4
+@triton.jit
+def k_merge_top(p_keys, p_finite, p_ids, p_logits, p_weights, p_ok, n_blocks, k,
+                B: tl.constexpr, KP: tl.constexpr, PDL: tl.constexpr):
+    "The k largest of all blocks: in each step the best of the blocks' first keys, whose block then moves on."
+    begin(PDL)
+    w, b, r = tl.program_id(0).to(tl.int64), tl.arange(0, B), tl.arange(0, KP)
+    ok, p_block = b < n_blocks, p_keys + (w*n_blocks + b)*k
+    tl.store(p_ok + w, tl.min(tl.load(p_finite + w*n_blocks + b, mask=ok, other=1), 0))
+    head, taken = tl.load(p_block, mask=ok, other=LOWEST), tl.zeros([B], tl.int32)
+    top, total, e = tl.max(head, 0), tl.max(taken, 0)*0.0, tl.zeros([KP], tl.float32)
+    first = key_value(top)
+    for n in range(k):
+        best = tl.max(head, 0)
+        weight = exp(key_value(best) - first)
+        total += weight
+        e = tl.where(r == n, weight, e)
+        tl.store(p_ids + w*k + n, 0x7FFFFFFF - (best & 0xFFFFFFFF))
+        tl.store(p_logits + w*k + n, key_value(best))
+        moves = head == best
+        taken += moves.to(tl.int32)
+        head = tl.where(moves, tl.load(p_block + taken, mask=moves & (taken < k), other=LOWEST), head)
+    tl.store(p_weights + w*k + r, tl.div_rn(e, total), mask=r < k)
+
+# %% ../nbs/10c_gpu.ipynb #892a01f9
+def top_k(logits, # float32 [W, n]
+          k: int, # how many, 1 to 64
+          ): # ids int64, logits float32, weights float32, all [W, k] in rank order; ok int32 [W]: all logits are finite
+    "The k largest logits of each row, ties to the lower id, and their weights exp(l − max) ÷ their sum."
+    (W, n), B = logits.shape, 1024
+    if not 1 <= k <= min(n, 64): raise ValueError(f"top_k: k = {k}: must be from 1 to {min(n, 64)}")
+    n_blocks = triton.cdiv(n, B)
+    empty = lambda shape, dtype: torch.empty(shape, dtype=dtype, device=logits.device)
+    keys, finite = empty((W, n_blocks, k), torch.int64), empty((W, n_blocks), torch.int32)
+    ids, values, weights = empty((W, k), torch.int64), empty((W, k), torch.float32), empty((W, k), torch.float32)
+    ok = empty((W,), torch.int32)
+    launch(k_top_of_blocks, (n_blocks, W), logits, keys, finite, n, logits.stride(0), k, warps=1, B=B)
+    launch(k_merge_top, (W,), keys, finite, ids, values, weights, ok, n_blocks, k, warps=1,
+           B=max(32, triton.next_power_of_2(n_blocks)), KP=triton.next_power_of_2(k))
+    return ids, values, weights, ok
+
+def argmax(logits, # float32 [W, n_vocab]
+           ): # ids int64 [W]; int32 [W]: 0 where logits are not finite, which is an error
+    "Id of the largest logit of each row, the lowest id on ties."
+    ids, _, _, ok = top_k(logits, 1)
+    return ids[:, 0], ok
+
+# %% ../nbs/10c_gpu.ipynb #3b9f64f5
+@triton.jit
+def random_bits(seed, position): # int64, int64 → uint64
+    "64 random bits as a function of seed and position: the first two words of Philox 4×32-10."
+    zero = (position & 0).to(tl.uint32)
+    low, high, _, _ = tl.philox_impl(position.to(tl.uint32), (position >> 32).to(tl.uint32), zero, zero,
+                                     seed.to(tl.uint32), (seed >> 32).to(tl.uint32), 10)
+    return low.to(tl.uint64) | (high.to(tl.uint64) << 32)
+
+# %% ../nbs/10c_gpu.ipynb #f766b40a
+@triton.jit
+def weights_32(x, top, temp):
+    "exp((x − top) ÷ temp) in units of 2⁻³², rounded down."
+    return (exp(tl.div_rn(x - top, temp))*4294967296.0).to(tl.int64)
+
+@triton.jit
+def likeliest(x, top, top_p, r): # top_p in units of 2⁻³²; the likeliest first
+    "The likeliest whose share reaches top_p: those with less than that before them."
+    w = tl.where(x > float("-inf"), weights_32(x, top, 1.0), 0)
+    cum = tl.cumsum(w, 0)
+    total = tl.sum(w, 0)
+    low = (top_p*(total & 0xFFFFFFFF)).to(tl.uint64) + 0xFFFFFFFF
+    need = top_p*(total >> 32) + (low >> 32).to(tl.int64)                        # ⌈top_p·total⌉
+    return (cum - w < need) | (r == 0)
+
+# %% ../nbs/10c_gpu.ipynb #f17fe865
+@triton.jit
+def k_sample(p_ids, p_logits, p_positions, p_temp, p_top_p, p_min_p, p_seed, p_out, k, KP: tl.constexpr, PDL: tl.constexpr):
+    "The token of one row, from its k largest logits."
+    begin(PDL)
+    w, r = tl.program_id(0), tl.arange(0, KP)
+    ids = tl.load(p_ids + w*k + r, mask=r < k, other=0x7FFFFFFF)
+    x = tl.load(p_logits + w*k + r, mask=r < k, other=float("-inf"))
+    temp, top, best = tl.load(p_temp), tl.max(x, 0), tl.load(p_ids + w*k)
+    top_p, min_p = tl.load(p_top_p), tl.load(p_min_p)
+    keep = r < k
+    if top_p < 4294967296: keep = keep & likeliest(x, top, top_p, r)
+    if min_p > 0.0: keep = keep & (exp(x - top) >= min_p)
+    weight = tl.where(keep, weights_32(x, top, tl.where(temp > 0.0, temp, 1.0)), 0)
+    cum = tl.sum(tl.where(ids[None, :] <= ids[:, None], weight[None, :], 0), 1)  # up to each id
+    bits = random_bits(tl.load(p_seed), tl.load(p_positions + w).to(tl.int64))
+    target = tl.umulhi(bits, tl.sum(weight, 0).to(tl.uint64)).to(tl.int64)
+    chosen = tl.min(tl.where(keep & (cum > target), ids, 0x7FFFFFFF), 0)
+    tl.store(p_out + w, tl.where(temp > 0.0, chosen, best))
+
+# %% ../nbs/10c_gpu.ipynb #fb821262
+def sampling_buffers(temp: float = 0.0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 0, device = "cuda") -> tuple:
+    "Parameters of `sample` on the device: temp, top_p, min_p, seed; copy new ones into them between rounds."
+    fixed = int(top_p*2**32) if top_p < 1 else 2**32
+    values = ((temp, torch.float32), (fixed, torch.int64), (min_p, torch.float32), (seed - (seed >> 63 << 64), torch.int64))
+    return tuple(torch.tensor([value], dtype=dtype, device=device) for value, dtype in values)
+
+def sample(ids, logits, # int64 and float32 [W, k], from `top_k` with the sampler's k
+           positions, # int [W]: absolute position of the token that is chosen
+           parameters: tuple, # from `sampling_buffers`
+           ): # int64 [W]
+    "The token of each row as a function of logits, parameters, seed and position; temp 0: the likeliest."
+    (W, k), out = ids.shape, torch.empty(len(ids), dtype=torch.int64, device=ids.device)
+    launch(k_sample, (W,), ids, logits, positions, *parameters, out, k, warps=1, KP=triton.next_power_of_2(k))
     return out
