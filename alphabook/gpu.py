@@ -301,58 +301,57 @@ def rope_angles(positions, # int64 or int32 [W], on the device
     launch(k_angles, (W,), positions, steps, cos, sin, float(mscale), n, warps=1, B=triton.next_power_of_2(n))
     return cos, sin
 
-# %% ../nbs/10c_gpu.ipynb #536d4483
+# %% ../nbs/10c_gpu.ipynb #4c690189
 def kv_tables(n_layer: int, # layers that attend
               n_ctx: int, # positions
               n_kv_head: int,
-              head_dim: int, # a multiple of 32
-              device = "cuda"): # keys [n_layer, n_kv_head, tiles, head_dim, 64], values [n_layer, n_kv_head, 64·tiles, head_dim]
+              head_dim: int, # D; keys are filled up to a multiple of 32
+              device = "cuda",
+              ): # keys [n_layer, n_kv_head, tiles, ⌈D⌉, 64], values [n_layer, n_kv_head, 64·tiles, D]
     "Tables of keys and values in float16, of zeros; whole tiles, so that a tile can be read without asking."
-    if head_dim % 32: raise ValueError(f"kv_tables: heads of {head_dim} values: must be a multiple of 32")
+    zeros = lambda *shape: torch.zeros((n_layer, n_kv_head, *shape), dtype=torch.float16, device=device)
     tiles = triton.cdiv(n_ctx, 64)
-    shape = (n_layer, n_kv_head, tiles*64, head_dim)
-    k, v = (torch.zeros(shape, dtype=torch.float16, device=device) for _ in range(2))
-    return k.view(n_layer, n_kv_head, tiles, head_dim, 64), v
+    return zeros(tiles, triton.cdiv(head_dim, 32)*32, 64), zeros(tiles*64, head_dim)
 
-# %% ../nbs/10c_gpu.ipynb #03309656
-def pack_keys(k): # [n_ctx, n_kv_head, D] → [n_kv_head, tiles, D, 64], the last tile filled with zeros
+# %% ../nbs/10c_gpu.ipynb #19d7b204
+def pack_keys(k): # [n_ctx, n_kv_head, D] → [n_kv_head, tiles, ⌈D⌉, 64], filled up with zeros
     "Keys of chapter 08's cache in the order of `kv_tables`, for a snapshot that moves to the device."
-    k = torch.nn.functional.pad(k, (0, 0, 0, 0, 0, -len(k) % 64))
+    k = torch.nn.functional.pad(k, (0, -k.shape[2] % 32, 0, 0, 0, -len(k) % 64))
     return k.view(-1, 64, *k.shape[1:]).permute(2, 0, 3, 1).contiguous()
 
-def unpack_keys(k, n: int): # [n_kv_head, tiles, D, 64], positions → [n, n_kv_head, D]
+def unpack_keys(k, n: int, D: int): # [n_kv_head, tiles, ⌈D⌉, 64], positions, values of a head → [n, n_kv_head, D]
     "The way back."
-    return k.permute(1, 3, 0, 2).reshape(-1, k.shape[0], k.shape[2])[:n].contiguous()
+    return k.permute(1, 3, 0, 2).reshape(-1, k.shape[0], k.shape[2])[:n, :, :D].contiguous()
 
-k = torch.arange(70*2*32).view(70, 2, 32)
-assert torch.equal(unpack_keys(pack_keys(k), 70), k) and pack_keys(k)[1, 1, 5, 3] == k[67, 1, 5]
+k = torch.arange(70*2*40).view(70, 2, 40)
+assert torch.equal(unpack_keys(pack_keys(k), 70, 40), k) and pack_keys(k)[1, 1, 5, 3] == k[67, 1, 5]
 
-# %% ../nbs/10c_gpu.ipynb #94b85624
+# %% ../nbs/10c_gpu.ipynb #17bd581a
 @triton.jit
-def head_values(p_x, p_bias, p_w, i, r, BIAS: tl.constexpr, NORM: tl.constexpr):
+def head_values(p_x, p_bias, p_w, i, r, D: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr):
     "Values i of a head: x + bias, and (x·r)·w."
-    x = tl.load(p_x + i)
-    if BIAS: x += tl.load(p_bias + i)
-    if NORM: x = (x*r)*tl.load(p_w + i)
+    x = tl.load(p_x + i, mask=i < D, other=0.0)
+    if BIAS: x += tl.load(p_bias + i, mask=i < D, other=0.0)
+    if NORM: x = (x*r)*tl.load(p_w + i, mask=i < D, other=0.0)
     return x
 
-# %% ../nbs/10c_gpu.ipynb #71ee465f
+# %% ../nbs/10c_gpu.ipynb #940a445b
 @triton.jit
-def rotated(p_x, p_bias, p_w, p_cos, p_sin, i, r,
+def rotated(p_x, p_bias, p_w, p_cos, p_sin, i, r, D: tl.constexpr,
             ROPE: tl.constexpr, NEOX: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr):
     "Values i of a head after norm and rotation; the last two flags as in `head_values`."
-    x = head_values(p_x, p_bias, p_w, i, r, BIAS, NORM)
+    x = head_values(p_x, p_bias, p_w, i, r, D, BIAS, NORM)
     if ROPE == 0: return x
     half: tl.constexpr = ROPE//2
     turns = i < ROPE
     first = (i < half) if NEOX else (i % 2 == 0)
     other = (tl.where(first, i + half, i - half) if NEOX else i ^ 1)
     pair = (i % half if NEOX else i//2)
-    y = head_values(p_x, p_bias, p_w, tl.where(turns, other, i), r, BIAS, NORM)
+    y = head_values(p_x, p_bias, p_w, tl.where(turns, other, i), r, D, BIAS, NORM)
     c, s = tl.load(p_cos + pair, mask=turns, other=1.0), tl.load(p_sin + pair, mask=turns, other=0.0)
     return tl.where(turns, tl.where(first, x*c - y*s, y*s + x*c), x)
 
-# %% ../nbs/10c_gpu.ipynb #64a63f0a
+# %% ../nbs/10c_gpu.ipynb #e221fe89
 @triton.jit
 def head_scale(p_x, p_bias, eps, D: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr):
     "What the norm multiplies a head by; 1 without a norm."
@@ -360,17 +359,17 @@ def head_scale(p_x, p_bias, eps, D: tl.constexpr, BIAS: tl.constexpr, NORM: tl.c
     s = tl.zeros([32], tl.float32)
     if NORM:
         for c in tl.static_range(0, D, 32):
-            x = head_values(p_x, p_bias, p_x, c + i, 1.0, BIAS, False)
+            x = head_values(p_x, p_bias, p_x, c + i, 1.0, D, BIAS, False)
             s = tl.fma(x, x, s)
         return root_mean(fold(tl.reshape(s, [1, 32])), D, eps)                    # (1,)
     else: return tl.full([1], 1.0, tl.float32)
 
-# %% ../nbs/10c_gpu.ipynb #0ea9b3ea
+# %% ../nbs/10c_gpu.ipynb #c107531f
 @triton.jit
 def k_heads(p_q, p_k, p_v, p_q_bias, p_k_bias, p_v_bias, p_q_norm, p_k_norm, p_cos, p_sin, p_positions,
             p_out, p_keys, p_values, eps, q_row, q_head, k_row, v_row, n_head, n_kv_head, n_tiles,
-            D: tl.constexpr, ROPE: tl.constexpr, NEOX: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr,
-            PDL: tl.constexpr):
+            D: tl.constexpr, KD: tl.constexpr, ROPE: tl.constexpr, NEOX: tl.constexpr, BIAS: tl.constexpr,
+            NORM: tl.constexpr, PDL: tl.constexpr):
     "One head of one row: queries to p_out [W, n_head, D], keys and values to their tables."
     begin(PDL)
     w, h, i = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, 32)
@@ -380,22 +379,22 @@ def k_heads(p_q, p_k, p_v, p_q_bias, p_k_bias, p_v_bias, p_q_norm, p_k_norm, p_c
         p_q += w*q_row + h*q_head
         r = head_scale(p_q, p_q_bias + h*D, eps, D, BIAS, NORM)
         for c in tl.static_range(0, D, 32):
-            x = rotated(p_q, p_q_bias + h*D, p_q_norm, p_cos, p_sin, c + i, r, ROPE, NEOX, BIAS, NORM)
-            tl.store(p_out + (w*n_head + h)*D + c + i, x)
+            x = rotated(p_q, p_q_bias + h*D, p_q_norm, p_cos, p_sin, c + i, r, D, ROPE, NEOX, BIAS, NORM)
+            tl.store(p_out + (w*n_head + h)*D + c + i, x, mask=c + i < D)
     else:
         g, position = h - n_head, tl.load(p_positions + w).to(tl.int64)
         if position >= 0:
             p_k += w*k_row + g*D
             r = head_scale(p_k, p_k_bias + g*D, eps, D, BIAS, NORM)
-            p_keys += ((g*n_tiles + position//64)*D)*64 + position % 64
+            p_keys += (g*n_tiles + position//64)*KD*64 + position % 64
             p_values += (g*n_tiles*64 + position)*D
             for c in tl.static_range(0, D, 32):
-                x = rotated(p_k, p_k_bias + g*D, p_k_norm, p_cos, p_sin, c + i, r, ROPE, NEOX, BIAS, NORM)
-                tl.store(p_keys + (c + i)*64, x.to(tl.float16))
-                v = head_values(p_v + w*v_row + g*D, p_v_bias + g*D, p_v, c + i, r, BIAS, False)
-                tl.store(p_values + c + i, v.to(tl.float16))
+                x = rotated(p_k, p_k_bias + g*D, p_k_norm, p_cos, p_sin, c + i, r, D, ROPE, NEOX, BIAS, NORM)
+                tl.store(p_keys + (c + i)*64, x.to(tl.float16), mask=c + i < D)
+                v = head_values(p_v + w*v_row + g*D, p_v_bias + g*D, p_v, c + i, r, D, BIAS, False)
+                tl.store(p_values + c + i, v.to(tl.float16), mask=c + i < D)
 
-# %% ../nbs/10c_gpu.ipynb #eca7daed
+# %% ../nbs/10c_gpu.ipynb #fbb98032
 def heads(q, # float32 [W, n_head, D]; a view of a wider product will do
           k, v, # float32 [W, n_kv_head·D], likewise
           angles, # (cos, sin), from `rope_angles`; None: no rotation
@@ -412,27 +411,29 @@ def heads(q, # float32 [W, n_head, D]; a view of a wider product will do
     cos, sin = angles or (q, q)
     launch(k_heads, (W, n_head + n_kv_head), q, k, v, *(biases or (q, q, q)), *(norms or (q, q)), cos, sin, positions,
            out, keys, values, eps, q.stride(0), q.stride(1), k.stride(0), v.stride(0), n_head, n_kv_head, keys.shape[1],
-           warps=1, D=D, ROPE=2*cos.shape[1] if angles else 0, NEOX=style == "neox", BIAS=biases is not None,
+           warps=1, D=D, KD=keys.shape[2], ROPE=2*cos.shape[1] if angles else 0, NEOX=style == "neox", BIAS=biases is not None,
            NORM=norms is not None)
     return out
 
-# %% ../nbs/10c_gpu.ipynb #46e0c56b
+# %% ../nbs/10c_gpu.ipynb #2a0e330e
 @triton.jit
-def lane(p_q, p_k, q_dim, i: tl.constexpr, D: tl.constexpr):
-    "One lane of q·k for all heads and positions of a tile: dimensions i, i + 32, …"
+def lane(p_q, p_k, i_group, i: tl.constexpr, D: tl.constexpr):
+    "One lane of q·k for all heads and positions of a tile: dimensions i, i + 32, …, moved on by each group's own."
     s = tl.zeros([1, 1, 1], tl.float32)
     for d in tl.static_range(i, D, 32):
-        s = tl.fma(tl.load(p_q + d*q_dim), tl.load(p_k + d*64).to(tl.float32), s)
+        if D % 32 == 0: q = tl.load(p_q + d)
+        else: q = tl.load(p_q + d, mask=d + i_group < D, other=0.0)
+        s = tl.fma(q, tl.load(p_k + d*64).to(tl.float32), s)
     return s                                                                      # (heads, groups, 64)
 
-# %% ../nbs/10c_gpu.ipynb #11a1dbef
+# %% ../nbs/10c_gpu.ipynb #2e687efa
 @triton.jit
-def lanes(p_q, p_k, q_dim, i: tl.constexpr, STEP: tl.constexpr, D: tl.constexpr):
+def lanes(p_q, p_k, i_group, i: tl.constexpr, STEP: tl.constexpr, D: tl.constexpr):
     "Lanes i, i + STEP, … below 32, added as `fold` adds them."
-    if STEP == 32: return lane(p_q, p_k, q_dim, i, D)
+    if STEP == 32: return lane(p_q, p_k, i_group, i, D)
     else:
-        low = lanes(p_q, p_k, q_dim, i, 2*STEP, D)
-        return low + lanes(p_q, p_k, q_dim, i + STEP, 2*STEP, D)
+        low = lanes(p_q, p_k, i_group, i, 2*STEP, D)
+        return low + lanes(p_q, p_k, i_group, i + STEP, 2*STEP, D)
 
 # %% ../nbs/10c_gpu.ipynb #057a70f8
 @triton.jit
@@ -454,11 +455,11 @@ def tile_values(p_v, p_p, i_head, d, n_seen, o, H: tl.constexpr, D: tl.constexpr
             o = tl.fma(p[:, None], v[None, :], o)
     return o                                                                      # (H, D)
 
-# %% ../nbs/10c_gpu.ipynb #3e65d009
+# %% ../nbs/10c_gpu.ipynb #228aa659
 @triton.jit
 def k_attend(p_q, p_k, p_v, p_positions, p_chosen, p_p, p_m, p_l, p_o, scale, window, R, group, n_tiles, chosen_row,
-             D: tl.constexpr, DP: tl.constexpr, H: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr,
-             PDL: tl.constexpr):
+             D: tl.constexpr, KD: tl.constexpr, DP: tl.constexpr, H: tl.constexpr, GROUPS: tl.constexpr,
+             BLOCK: tl.constexpr, PDL: tl.constexpr):
     "Some tiles of H heads of one KV head: m, l [tile, kv, R] and o [tile, kv, R, D]. BLOCK: of sparse attention, or 0."
     begin(PDL)
     kv, split, chunk, n_kv = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(0)
@@ -472,12 +473,11 @@ def k_attend(p_q, p_k, p_v, p_positions, p_chosen, p_p, p_m, p_l, p_o, scale, wi
     i_group = tl.arange(0, GROUPS)[None, :, None]                                 # (1, GROUPS, 1)
     p_q += (head*D)[:, None, None] + i_group                 # (H, GROUPS, 1)
     one = tl.full([], 1, tl.int64)
-    p_k += one*kv*n_tiles*D*64 + i_group*64 + j[None, None, :]
+    p_k += one*kv*n_tiles*KD*64 + i_group*64 + j[None, None, :]
     p_v += one*kv*n_tiles*D*64
     p_p += ((chunk*tl.num_programs(1) + split)*n_kv + kv)*H*64
     for t in range(tl.maximum(low, 0)//64 + split, last//64 + 1, tl.num_programs(1)):
-        o_tile = one*t*D*64
-        s = fold_groups(lanes(p_q, p_k + o_tile, 1, 0, GROUPS, D))                # (H, 64)
+        s = fold_groups(lanes(p_q, p_k + one*t*KD*64, i_group, 0, GROUPS, D))     # (H, 64)
         at = (t*64 + j)[None, :]
         p_row = pos[:, None]
         seen = (at <= p_row) & (at > p_row - window)
@@ -490,7 +490,7 @@ def k_attend(p_q, p_k, p_v, p_positions, p_chosen, p_p, p_m, p_l, p_o, scale, wi
         tl.store(p_p + i_head[:, None] + j[None, :]*H, p)
         tl.debug_barrier()
         n_seen = tl.minimum(last - t*64 + 1, 64)
-        o = tile_values(p_v + o_tile, p_p, i_head, d, n_seen, tl.zeros([H, DP], tl.float32), H, D, 16)
+        o = tile_values(p_v + one*t*D*64, p_p, i_head, d, n_seen, tl.zeros([H, DP], tl.float32), H, D, 16)
         out = (one*t*n_kv + kv)*R + r
         tl.store(p_m + out, m, mask=ok)
         tl.store(p_l + out, fold(p), mask=ok)
@@ -557,7 +557,7 @@ def spread(n_kv: int, chunks: int, tiles: int, device) -> int: # programs that s
     cores = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
     return max(1, min(tiles, triton.cdiv(4*cores, n_kv*chunks)))
 
-# %% ../nbs/10c_gpu.ipynb #2a48721a
+# %% ../nbs/10c_gpu.ipynb #3e277b66
 def attend_rows(q, k, v, positions, window, scale, sinks, gate, chosen, block, out): # as in `attention`, out [W, n_head, D]
     "Attention of some rows: a launch over tiles, and one that combines them."
     W, n_head, D = q.shape
@@ -568,9 +568,9 @@ def attend_rows(q, k, v, positions, window, scale, sinks, gate, chosen, block, o
     splits, B = spread(n_kv, chunks, tiles, device), min(32, D)
     empty = lambda *shape: torch.empty(shape, dtype=torch.float32, device=device)
     p, m, l, o = empty(chunks*splits*n_kv, 64, H), empty(tiles, n_kv, R), empty(tiles, n_kv, R), empty(tiles, n_kv, R, D)
-    groups = max(g for g in (1, 2, 4, 8) if 32*g <= D)                            # a warp each
+    groups = max(g for g in (1, 2, 4, 8) if 32*g <= max(D, 32))                            # a warp each
     launch(k_attend, (n_kv, splits, chunks), q, k, v, positions, q if chosen is None else chosen, p, m, l, o, scale,
-           window or 1 << 30, R, group, tiles, 0 if chosen is None else chosen.shape[1], warps=groups, D=D,
+           window or 1 << 30, R, group, tiles, 0 if chosen is None else chosen.shape[1], warps=groups, D=D, KD=k.shape[2],
            DP=triton.next_power_of_2(D), H=H, GROUPS=groups, BLOCK=block)
     parts = triton.cdiv(D, B)
     launch(k_combine_tiles, (R, n_kv, parts), m, l, o, positions, q if sinks is None else sinks,
