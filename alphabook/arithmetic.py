@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['CONTRACT_VERSION', 'TILE', 'leaves_256', 'leaves_32', 'quantized_product', 'Matrix', 'load_matrix', 'matmul', 'embed',
-           'rms_norm', 'gated', 'swiglu_oai', 'softcap', 'softmax', 'matmuls', 'add', 'scale', 'columns', 'joined',
-           'store_rows', 'apply_rope', 'attention_tile', 'attend_one', 'attention', 'philox_4x32', 'random_bits',
-           'argmax', 'top_k_ids', 'sample']
+           'rms_norm', 'gated', 'swiglu_oai', 'softcap', 'softmax', 'matmuls', 'add', 'add_norm', 'scale', 'columns',
+           'joined', 'store_rows', 'apply_rope', 'attention_tile', 'attend_one', 'attention', 'philox_4x32',
+           'random_bits', 'argmax', 'top_k_ids', 'sample']
 
 # %% ../nbs/03b_arithmetic.ipynb #40292faa
 import numpy as np
@@ -150,7 +150,7 @@ def softmax(x, # float32 [..., n]
     e = exp(x - x.max(-1, keepdims=True))
     return e/lane_sum(e)[..., None]
 
-# %% ../nbs/03b_arithmetic.ipynb #76226c55
+# %% ../nbs/03b_arithmetic.ipynb #763f13a5
 def matmuls(ws: list, # Matrix [R, K] each
             x, # float32 [W, K]
             ) -> list: # of float32 [W, R]
@@ -162,6 +162,14 @@ def add(x, # float32 [..., n]
         ): # float32 [..., n]
     "x + y."
     return x + y
+
+def add_norm(x, y, # float32 [..., n]
+             w, # float32 [n]
+             eps: float, # added to the mean square
+             ): # (x + y, rms_norm(x + y, w, eps)), float32 [..., n] both
+    "What a layer does between its parts, in one operation."
+    total = x + y
+    return total, rms_norm(total, w, eps)
 
 def scale(x, # float32
           c: float,

@@ -8,7 +8,7 @@ __all__ = ['LATER', 'SLOW_START', 'PROOFS', 'PROMPTS', 'Parser', 'size', 'engine
            'rates', 'cmd_generate', 'cmd_chat', 'cmd_info', 'cmd_fetch', 'cmd_synth', 'parse_widths', 'print_arms',
            'cmd_compare', 'check_bench', 'check_out', 'bench_command', 'cmd_bench', 'main']
 
-# %% ../nbs/28_cli.ipynb #9e60dbd0
+# %% ../nbs/28_cli.ipynb #a91d6642
 import argparse
 import json
 import os
@@ -28,7 +28,7 @@ from .cpu_streams import set_threads
 from .engine import Engine, Generation, check_flags, pick_backend, run
 from .fetch import MODELS, fetch, resolve_model
 from .modelfile import ModelFile, summary
-from .protocol import bench, table, write_result
+from .protocol import bench, check_room, table, write_result
 from .synth import synth
 from .tokenizer import Tokenizer
 
@@ -46,10 +46,12 @@ def size(text: str) -> int: # such as "16GiB", "500MB" or "1e9"
     power = "bkmgt".index(m[2].lower()) if m[2] else 0
     return int(number*(1024 if m[3] else 1000)**power)
 
-# %% ../nbs/28_cli.ipynb #1520d651
-def engine_flags(p: Parser):
+# %% ../nbs/28_cli.ipynb #a1cd8dda
+def engine_flags(p: Parser,
+                 several: bool = False): # more than one model can be given
     "The flags that every command with an engine shares."
-    p.add_argument("-m", "--model", help="GGUF file (any shard) or the name of a fetched model")
+    p.add_argument("-m", "--model", action="append" if several else "store",
+                   help="GGUF file (any shard) or the name of a fetched model" + "; may be repeated"*several)
     p.add_argument("--mode", default="exact", help="exact (default), plain (exact, no drafts) or fast")
     p.add_argument("--drafter", default="auto", help="auto, mtp, copy, block or none")
     p.add_argument("--draft-model", help="file of a draft model (not part of this version)")
@@ -73,7 +75,7 @@ def sampling_flags(p: Parser):
     p.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the sampler")
     p.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end at this text (may be repeated)")
 
-# %% ../nbs/28_cli.ipynb #48117b59
+# %% ../nbs/28_cli.ipynb #827b59e6
 def bench_flags(p: Parser):
     "The flags of `bench`."
     p.add_argument("--arms", default="plain", help="what to measure: plain")
@@ -84,9 +86,11 @@ def bench_flags(p: Parser):
                    help="Python that can import llama_cpp; default: $ALPHABOOK_PEER_PYTHON, or this one")
     p.add_argument("--shapes", help="published shapes to measure (not part of this version)")
     p.add_argument("--sets", help="sets of prompts (not part of this version)")
+    p.add_argument("--cold", type=int, default=0, metavar="N", help="also N starts with no compiled kernels (slow)")
+    p.add_argument("--topic", metavar="NAME", help="name of the results; default: the model's")
     p.add_argument("-o", "--out", metavar="PATH", help="write a JSON file: its name, or a folder of results")
 
-# %% ../nbs/28_cli.ipynb #0ccce35f
+# %% ../nbs/28_cli.ipynb #a572be8a
 def make_parser() -> Parser:
     "The whole command line."
     p = Parser(prog="alphabook", description=alphabook.__doc__)
@@ -118,7 +122,7 @@ def make_parser() -> Parser:
     k.add_argument("--all", action="store_true", help="all widths and the numpy specification at any size")
     k.add_argument("-p", "--prompt", action="append", help="prompt to compare on (may be repeated)")
     b = commands.add_parser("bench", help="measure speed, in turns with a peer")
-    engine_flags(b); bench_flags(b)
+    engine_flags(b, several=True); bench_flags(b)
     for name in LATER: commands.add_parser(name, add_help=False).add_argument("rest", nargs=argparse.REMAINDER)
     return p
 
@@ -174,12 +178,12 @@ def check_sampling(args):
         value = getattr(args, flag[2:].replace("-", "_"))
         if not low <= value <= high: raise ValueError(f"{flag} {value}: must be from {low} to {high}")
 
-# %% ../nbs/28_cli.ipynb #348d0bea
-def load_engine(args) -> Engine:
+# %% ../nbs/28_cli.ipynb #d3c8e530
+def load_engine(args, model = None) -> Engine: # path or name; None: the flags'
     "The engine that the shared flags describe."
     check_flags(args.mode, args.drafter, args.kv)
     if args.draft_model: raise ValueError(f"--draft-model {args.draft_model}: drafters are not part of this version")
-    return Engine.load(args.model, args.device, args.mode, args.vram, args.ctx, args.threads, Bar("loading"))
+    return Engine.load(model or args.model, args.device, args.mode, args.vram, args.ctx, args.threads, Bar("loading"))
 
 # %% ../nbs/28_cli.ipynb #326a1e8b
 def sampling_of(args) -> dict:
@@ -306,9 +310,10 @@ def cmd_compare(args) -> int:
     else: print_arms(result)
     return 0 if passed(result) else 1
 
-# %% ../nbs/28_cli.ipynb #4d2e34a6
-def check_bench(args):
+# %% ../nbs/28_cli.ipynb #97cfe22f
+def check_bench(args, widths):
     "Raise `ValueError` for what this version of bench can't do."
+    check_flags(args.mode, args.drafter, args.kv)
     if args.mode == "fast": raise ValueError("--mode fast: not part of this version; bench measures exact rounds")
     if args.draft_model: raise ValueError(f"--draft-model {args.draft_model}: drafters are not part of this version")
     for flag in ("shapes", "sets"):
@@ -318,6 +323,12 @@ def check_bench(args):
         raise ValueError(f"--peer {args.peer}: only llama.cpp (through llama-cpp-python) is part of this version")
     if pick_backend(args.device) != "cpu": raise ValueError(f"--device {args.device}: bench measures the CPU backend")
     if not 1 <= args.passes <= 1000: raise ValueError(f"--passes {args.passes}: must be from 1 to 1000")
+    if not 0 <= args.cold <= 1000: raise ValueError(f"--cold {args.cold}: must be from 0 to 1000")
+    if args.topic and not re.fullmatch(r"[\w.-]+", args.topic):
+        raise ValueError(f"--topic {args.topic}: letters, digits, dots and dashes, for it names a file")
+    for model in args.model or [None]:
+        with ModelFile(resolve_model(model)) as mf: n_ctx = load_config(mf).n_ctx
+        check_room(min(args.ctx or n_ctx, n_ctx), widths)
 
 # %% ../nbs/28_cli.ipynb #41ac6f9c
 def check_out(out: str): # -o
@@ -327,25 +338,27 @@ def check_out(out: str): # -o
     if not place.is_dir() or not os.access(place, os.W_OK) or Path(out).suffix == ".json" and Path(out).is_dir():
         raise ValueError(f"-o {out}: can't be written; give a file that ends with .json, or a folder")
 
-# %% ../nbs/28_cli.ipynb #915955d2
+# %% ../nbs/28_cli.ipynb #28db277b
 def bench_command(args, threads: int) -> str: # without paths of this machine
     "The command that repeats a run."
-    model = f" -m {Path(args.model).name}" if args.model else ""
-    peer = f" --peer {args.peer}" if args.peer else ""
-    return f"alphabook bench{model}{peer} --passes {args.passes} --threads {threads} --widths {args.widths}"
+    models = "".join(f" -m {Path(m).name}" for m in args.model or ())
+    peer, cold = f" --peer {args.peer}" if args.peer else "", f" --cold {args.cold}" if args.cold else ""
+    rest = f"--passes {args.passes} --threads {threads} --widths {args.widths}"
+    return f"alphabook bench{models}{peer} {rest}{cold}{f' --topic {args.topic}' if args.topic else ''}"
 
-# %% ../nbs/28_cli.ipynb #6256294c
+# %% ../nbs/28_cli.ipynb #4668b8a2
 def cmd_bench(args) -> int:
     "alphabook bench"
-    check_bench(args)
+    widths, threads = parse_widths(args.widths), set_threads(args.threads)
+    check_bench(args, widths)
     if args.out: check_out(args.out)
-    widths, engine = parse_widths(args.widths), load_engine(args)
-    threads = set_threads(args.threads)
-    def progress(p, turn):
+    engines = (load_engine(args, m) for m in args.model or [None])
+    def progress(model, p, turn):
+        where = f"{model}, " if len(args.model or ()) > 1 else ""
         rows = f", {turn.width} rows a round" if turn.width > 1 else ""
-        say(f"{f'pass {p} of {args.passes}' if p else 'warming up'}: {turn.arm}{rows}")
-    result = bench(engine, widths, args.passes, threads, args.peer and args.peer_python, bench_command(args, threads),
-                   say, progress)
+        say(f"{where}{f'pass {p} of {args.passes}' if p else 'warming up'}: {turn.arm}{rows}")
+    result = bench(engines, args.topic, widths, args.passes, threads, args.peer and args.peer_python, args.cold,
+                   bench_command(args, threads), say, progress)
     print(json.dumps(result, ensure_ascii=False) if args.json else table(result))
     for line in result["mismatches"]: say(f"mismatch: {line}")
     if args.out and not result["mismatches"]: say(f"written: {write_result(result, args.out)}")

@@ -4,15 +4,12 @@
 
 # %% auto #0
 __all__ = ['float_bits', 'bits_float', 'F', 'MAGIC', 'LOG2E', 'LN2_HI', 'LN2_LO', 'EXP_MAX', 'EXP_MIN', 'P6', 'P5', 'P4', 'P3',
-           'P2', 'ZERO', 'ONE', 'INF', 'TABLES', 'RECORD', 'COLUMNS', 'ALL', 'fma', 'exp', 'silu', 'gelu', 'fold',
-           'dot_32_lanes', 'lane_dot', 'quantize_rows', 'quantize', 'dot_32', 'product_256', 'product_32', 'Packing',
-           'packing', 'magnitude_32', 'round_32', 'flat', 'activations', 'kernels', 'float_kernel', 'set_vectors',
-           'flat_bytes', 'aligned_zeros', 'Matrix', 'load_matrix', 'one_group', 'columns_for', 'product', 'matmuls',
-           'matmul', 'embed']
+           'P2', 'ZERO', 'ONE', 'INF', 'RECORD', 'COLUMNS', 'ALL', 'fma', 'exp', 'silu', 'gelu', 'fold', 'dot_32_lanes',
+           'lane_dot', 'magnitude_32', 'round_32', 'flat', 'activations', 'kernels', 'float_kernel', 'set_vectors',
+           'flat_bytes', 'load_matrix', 'one_group', 'columns_for', 'product', 'matmuls', 'matmul', 'embed']
 
-# %% ../nbs/09c_cpu_products.ipynb #53f6c6a0
+# %% ../nbs/09c_cpu_products.ipynb #48fdede1
 import functools, os
-from dataclasses import dataclass
 
 import numpy as np
 from llvmlite import ir
@@ -20,15 +17,13 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-import alphabook.codebooks                     # registers the IQ, TQ and MXFP4 formats
-from .blocks import FLOAT_TYPES, IntView, decode, format_of, int_view
-from .codebooks import FP4_VALUES, IQ4_VALUES
-from .modelfile import TYPE
+from .blocks import FLOAT_TYPES, decode
+from .cpu_packing import Matrix, Packing, fetch_rows, own_rows
 from .tape import _jit, empty, kernel, set_threads, share, side_by_side
 from .vectors import (
-    Code, _address, _call, _constant, _spread, add, choose_path, constant, dot, fadd, fmul, fsub, fused, load_brains,
-    load_floats, load_halves, load_small, load_words, moves, mul, offset, prefetch, spread_float, spread_word,
-    store_floats, store_words, sub, to_floats, unpack, zero_floats)
+    _address, _call, _constant, _spread, add, choose_path, constant, dot, fadd, fmul, fsub, fused, load_brains,
+    load_floats, load_halves, load_small, load_words, mul, offset, prefetch, spread_float, spread_word, store_floats,
+    store_words, sub, to_floats, unpack, zero_floats)
 
 # %% ../nbs/09c_cpu_products.ipynb #469dac30
 @intrinsic
@@ -132,180 +127,6 @@ def lane_dot(x, y, s): # float32 [n] and [n], contiguous; scratch float32 [256]
     for l in range(n % L): s[l] = fma(x[n - n % L + l], y[n - n % L + l], s[l])
     return fold(s, L)
 
-# %% ../nbs/09c_cpu_products.ipynb #06775442
-@kernel
-def _quantize_block(x, q, sums, n): # float32 [n ≤ 256] → int16 [256] = a·q, int32 [16] = sums of a·q; returns d
-    "Quantize one group of up to 256 activations; q and sums must come zeroed. NaN if one is not finite or too large."
-    top = ZERO
-    for i in range(n):
-        if not abs(x[i]) < F(2.0**120): return F(np.nan)
-        top = max(top, abs(x[i]))
-    if top < F(2.0**-100): return ZERO
-    inv = (F(127)/top)*F(32)
-    for j in range(0, n, 32):
-        end = min(j + 32, n)
-        amax = ZERO
-        for i in range(j, end): amax = max(amax, abs(x[i]))
-        a = min(32, 1 + np.int32((amax*F(32))/top))
-        f = inv/F(a)
-        for i in range(j, end):
-            v = np.int32(float_bits(x[i]*f + MAGIC) - np.int32(0x4B400000))*a
-            q[i] = v
-            sums[i >> 4] += v
-    return top/F(4064)
-
-# %% ../nbs/09c_cpu_products.ipynb #c0714df4
-@kernel
-def quantize_rows(x, q, sums, d): # float32 [W, K] → int16 [W, nb·256], int32 [W, nb·16], float32 [W, nb]
-    "Activations by the contract: x ≈ d·(a·q) per 256."
-    for w in range(x.shape[0]):
-        for b in range(d.shape[1]):
-            n = min(256, x.shape[1] - b*256)
-            d[w, b] = _quantize_block(x[w, b*256:b*256 + n], q[w, b*256:b*256 + 256], sums[w, b*16:b*16 + 16], n)
-
-# %% ../nbs/09c_cpu_products.ipynb #06b35e57
-def quantize(x, # float32 [W, K]
-             ): # (int16 [W, nb·256], int32 [W, nb·16], float32 [W, nb])
-    "Allocate and fill the integer form of W rows of activations."
-    W, nb = x.shape[0], -(-x.shape[1]//256)
-    q, sums, d = np.zeros((W, nb*256), np.int16), np.zeros((W, nb*16), np.int32), np.empty((W, nb), F)
-    quantize_rows(x, q, sums, d)
-    return q, sums, d
-
-# %% ../nbs/09c_cpu_products.ipynb #243de09d
-@intrinsic
-def dot_32(typingctx, q, row, at, x, x_row, x_at):
-    "Σ q[row, at + i]·x[x_row, x_at + i] over 32 int8 weights and int16 activations, as LLVM vectors."
-    def codegen(context, builder, signature, args):
-        wide = ir.VectorType(ir.IntType(32), 32)
-        def load(i, bits):
-            array = context.make_array(signature.args[i])(context, builder, args[i])
-            p = cgutils.get_item_pointer(context, builder, signature.args[i], array, args[i + 1:i + 3])
-            v = builder.load(builder.bitcast(p, ir.VectorType(ir.IntType(bits), 32).as_pointer()))
-            v.align = 1
-            return builder.sext(v, wide)
-        total = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.IntType(32), [wide]),
-                                               "llvm.vector.reduce.add.v32i32")
-        return builder.call(total, [builder.mul(load(0, 8), load(3, 16))])
-    return types.int32(q, types.intp, types.intp, x, types.intp, types.intp), codegen
-
-# %% ../nbs/09c_cpu_products.ipynb #6e3857fe
-@kernel
-def _int_dot(q, x): # int16 [n], int16 [n] → int32
-    "Integer dot product; the caller knows that it fits."
-    S = np.int32(0)
-    for i in range(q.size): S = np.int32(S + np.int32(np.int32(q[i])*np.int32(x[i])))
-    return S
-
-# %% ../nbs/09c_cpu_products.ipynb #347234b7
-@kernel
-def _min_dot(mn, sums): # int16 [16], int32 [16] → int32
-    "Integer dot product of minima and sums of activations."
-    M = np.int32(0)
-    for j in range(16): M = np.int32(M + np.int32(np.int32(mn[j])*sums[j]))
-    return M
-
-# %% ../nbs/09c_cpu_products.ipynb #5034ec8f
-@kernel
-def product_256(lo, hi, qs, mn, d, m, has_min, xq, xs, xd, out):
-    """Rows lo … hi of superblock types. qs int16 [R, nb·256] = sc·q, mn int16 [R, nb·16], d and m float32 [R, nb] (mn
-    and m are read only if has_min), activations from `quantize`, out float32 [W, R]."""
-    for r in range(lo, hi):
-        for w in range(xq.shape[0]):
-            total = ZERO
-            for b in range(d.shape[1]):
-                i = b*256
-                S0 = _int_dot(qs[r, i:i + 128], xq[w, i:i + 128])
-                S1 = _int_dot(qs[r, i + 128:i + 256], xq[w, i + 128:i + 256])
-                if has_min:
-                    M = _min_dot(mn[r, b*16:b*16 + 16], xs[w, b*16:b*16 + 16])
-                    t = d[r, b]*F(np.int32(S0 + S1)) - m[r, b]*F(M)
-                else: t = d[r, b]*(F(S0) + F(S1))
-                total = total + t*xd[w, b]
-            out[w, r] = total
-
-# %% ../nbs/09c_cpu_products.ipynb #1160c063
-@kernel
-def product_32(lo, hi, q, d, m, has_min, xq, xs, xd, out):
-    """Rows lo … hi of types with blocks of 32. q int8 [R, nb·32], d and m float32 [R, nb] (m is read only if has_min),
-    activations from `quantize`, out float32 [W, R]."""
-    nb = d.shape[1]
-    for r in range(lo, hi):
-        for w in range(xq.shape[0]):
-            total = ZERO
-            for leaf in range(0, nb, 8):
-                t = ZERO
-                for b in range(leaf, min(leaf + 8, nb)):
-                    t = fma(d[r, b], F(dot_32(q, r, b*32, xq, w, b*32)), t)
-                    if has_min: t = fma(m[r, b], F(np.int32(xs[w, 2*b] + xs[w, 2*b + 1])), t)
-                total = total + t*xd[w, leaf >> 3]
-            out[w, r] = total
-
-# %% ../nbs/09c_cpu_products.ipynb #e73daf0c
-@dataclass(frozen=True)
-class Packing:
-    "How a type's weights are packed: leaves of 256 weights of 16 rows, each a head of scales and eight steps."
-    code: str                          # name of a `vectors.Code`
-    offset: int                        # added to every code so that none is negative
-    block: int                         # 256: integer scales per `group`; 32: a float scale per 32
-    group: int = 32                    # weights of an integer scale, 16 or 32
-    has_min: bool = False
-    half: bool = True                  # blocks of 32: scales are stored as float16
-
-    @property
-    def d_bytes(self) -> int: return 2 if self.half and self.block == 32 else 4
-    @property
-    def d_head(self) -> int: return 16*self.d_bytes*256//self.block        # d of a leaf; as much for m
-    @property
-    def sc_head(self) -> int: return 16*256//self.group if self.block == 256 else 0
-    @property
-    def head(self) -> int: return (self.d_head + self.sc_head)*(2 if self.has_min else 1)
-    @property
-    def step(self) -> int: return Code.parse(self.code).nbytes
-    def nbytes(self, steps: int) -> int: return -(-steps//8)*self.head + steps*self.step   # of 16 rows
-
-# %% ../nbs/09c_cpu_products.ipynb #c09a78e9
-TABLES = dict(IQ4_NL=(IQ4_VALUES, 0), IQ4_XS=(IQ4_VALUES, 0), MXFP4=(FP4_VALUES, 16))    # values, and what to add
-
-def packing(type: str, # a quantized type
-            ) -> Packing:
-    "How a type is packed, from the range of its integers."
-    f = format_of(type)
-    shape = f.unpack(np.zeros(1, f.dtype)).q.shape                                       # (1, G, g)
-    rest = dict(block=f.block, group=min(32, shape[-1]), has_min=f.mn is not None, half=type != "MXFP4")
-    if type in TABLES:
-        values, offset = TABLES[type]
-        return Packing("4=" + (values + np.int8(offset)).tobytes().hex(), offset, **rest)
-    low, high = f.q
-    offset = 1 << (-low - 1).bit_length() if low < 0 else 0
-    bits = (high + offset).bit_length()
-    if bits < 8: return Packing(str(bits), offset, **rest)
-    return Packing("8", 0, **rest)
-
-# %% ../nbs/09c_cpu_products.ipynb #3de230c3
-@kernel
-def _pack_head(first, R, leaf, row, at, per_leaf, values, w): # numbers [n, …] of rows first … → w, of the same dtype
-    "Numbers of rows into the heads: per_leaf of them each, from place `at`; all sizes in elements of w."
-    groups = -(-R//16)
-    for i in range(values.shape[0]):
-        r = first + i
-        start = (r//R*groups + r % R//16)*row + at + r % R % 16
-        for j in range(values.shape[1]): w[start + j//per_leaf*leaf + j % per_leaf*16] = values[i, j]
-
-# %% ../nbs/09c_cpu_products.ipynb #5ed36f30
-@kernel
-def _pack_codes(first, R, head, step, row, pieces, q, w): # words of codes uint32 [n, K/4] of rows first … → uint32
-    "Codes by `moves`, int64 [n, 5]; w must come zeroed; all sizes in words."
-    groups = -(-R//16)
-    for i in range(q.shape[0]):
-        r = first + i
-        start = (r//R*groups + r % R//16)*row + r % R % 16
-        for s in range(q.shape[1]//8):
-            o = start + (s//8 + 1)*head + s*step
-            for word, low, n, vector, up in pieces:
-                mask = np.uint32(((1 << n) - 1)*0x01010101)
-                w[o + vector*16] |= (q[i, s*8 + word] >> np.uint32(low) & mask) << np.uint32(up)
-
 # %% ../nbs/09c_cpu_products.ipynb #71850441
 RECORD, _A, _SUM = 12, 8, 9                      # words of a record; where a, and a times the sums, are
 _words = ir.VectorType(ir.IntType(32), 32)
@@ -385,7 +206,7 @@ def activations(x, # float32 [W, K]
     share(_activations, nb*W, 16*x.size, flat(x), K, records, d)
     return records, d
 
-# %% ../nbs/09c_cpu_products.ipynb #5cb38154
+# %% ../nbs/09c_cpu_products.ipynb #1a9b9711
 @njit(inline="always")
 def _sum_32(PATH, CODE, OFFSET, u, x, k):
     "a·Σ q·x over 32 weights with one record of activations."
@@ -421,6 +242,13 @@ def _read_ahead(STEP, AHEAD, w, at):
         for i in range(STEP//64): prefetch(w, at + AHEAD + i*64)
 
 @njit(inline="always")
+def _find(w, address, words, group, n):
+    "Where the n bytes of a group of 16 rows begin; they are fetched if they aren't there."
+    if not address: return group*n
+    fetch_rows(address, words, group)
+    return 0
+
+@njit(inline="always")
 def _store_rows(out, at, n, edge, v):
     "Store a result of each of 16 rows, or of n if there are fewer."
     if n >= 16: store_floats(out, at, v)
@@ -428,21 +256,22 @@ def _store_rows(out, at, n, edge, v):
         store_floats(edge, 0, v)
         for i in range(n): out[at + i] = edge[i]
 
-# %% ../nbs/09c_cpu_products.ipynb #39073f15
+# %% ../nbs/09c_cpu_products.ipynb #0b63b317
 def _one_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP, AHEAD=2048):
     "The kernel of superblock types for one column at a time."
     LEAF, SC, PER, HALF = HEAD + 8*STEP, 64*(1 + HAS_MIN), 512//GROUP, 16*(32//GROUP - 1)
     MN = SC + 8*PER
     @kernel
-    def one_256(lo, hi, w, experts, starts, order, r, few, G, R, _, x, xd, out):
+    def one_256(lo, hi, w, address, words, experts, starts, order, r, few, G, R, _, x, xd, out):
         "Groups of rows lo … hi; out float32 [W·R]."
         n, W, edge = xd.shape[0], xd.shape[1], np.empty(16, F)
+        if address: w, words = own_rows(address, words, n*LEAF)
         for task in range(lo, hi):
             i, g = task//G, task % G
-            if starts[i + 1] - starts[i] > few: continue
+            if not 0 < starts[i + 1] - starts[i] <= few: continue
+            start = _find(w, address, words, experts[i]*G + g, n*LEAF)
             for row in order[starts[i]:starts[i + 1]]:
-                c = row//r
-                total, o = zero_floats(), (experts[i]*G + g)*n*LEAF
+                c, total, o = row//r, zero_floats(), start
                 for b in range(n):
                     s0, s1, m = constant(0), constant(0), constant(0)
                     for j in range(8):
@@ -462,7 +291,7 @@ def _one_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP, AHEAD=2048):
                 _store_rows(out, row*R + g*16, R - g*16, edge, total)
     return one_256
 
-# %% ../nbs/09c_cpu_products.ipynb #abe4a06c
+# %% ../nbs/09c_cpu_products.ipynb #836811db
 COLUMNS = 32                                   # columns at a time
 
 def _many_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP, AHEAD=2048):
@@ -470,16 +299,18 @@ def _many_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP, AHEAD=2048):
     LEAF, SC, PER, HALF = HEAD + 8*STEP, 64*(1 + HAS_MIN), 512//GROUP, 16*(32//GROUP - 1)
     MN = SC + 8*PER
     @kernel
-    def many_256(lo, hi, w, experts, starts, order, r, few, G, R, _, x, xd, out):
+    def many_256(lo, hi, w, address, words, experts, starts, order, r, few, G, R, _, x, xd, out):
         "Groups of rows lo … hi; out float32 [W·R]."
         n, W, edge = xd.shape[0], xd.shape[1], np.empty(16, F)
+        if address: w, words = own_rows(address, words, n*LEAF)
         sums, totals, at = np.empty(COLUMNS*32, np.int32), np.empty(COLUMNS*16, F), np.empty(COLUMNS, np.int64)
         for task in range(lo, hi):
             i, g = task//G, task % G
             if starts[i + 1] - starts[i] <= few: continue
+            start = _find(w, address, words, experts[i]*G + g, n*LEAF)
             for first in range(starts[i], starts[i + 1], COLUMNS):
                 rows = order[first:min(first + COLUMNS, starts[i + 1])]
-                C, o = len(rows), (experts[i]*G + g)*n*LEAF
+                C, o = len(rows), start
                 for c in range(C): at[c] = rows[c]//r*RECORD
                 sums[:C*32], totals[:C*16] = 0, 0
                 for b in range(n):
@@ -507,19 +338,20 @@ def _many_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP, AHEAD=2048):
                 for c in range(C): _store_rows(out, rows[c]*R + g*16, R - g*16, edge, load_floats(totals, c*16))
     return many_256
 
-# %% ../nbs/09c_cpu_products.ipynb #69b57bf1
+# %% ../nbs/09c_cpu_products.ipynb #a689fb17
 def _one_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D, AHEAD=2048):
     "The kernel of types with blocks of 32 for one column at a time; D: bytes of 16 scales."
     @kernel
-    def one_32(lo, hi, w, experts, starts, order, r, few, G, R, n, x, xd, out):
+    def one_32(lo, hi, w, address, words, experts, starts, order, r, few, G, R, n, x, xd, out):
         "Groups of rows lo … hi; n blocks a row; out float32 [W·R]."
         W, edge, ROW = xd.shape[1], np.empty(16, F), -(-n//8)*HEAD + n*STEP
+        if address: w, words = own_rows(address, words, ROW)
         for task in range(lo, hi):
             i, g = task//G, task % G
-            if starts[i + 1] - starts[i] > few: continue
+            if not 0 < starts[i + 1] - starts[i] <= few: continue
+            start = _find(w, address, words, experts[i]*G + g, ROW)
             for row in order[starts[i]:starts[i + 1]]:
-                c = row//r
-                total, o = zero_floats(), (experts[i]*G + g)*ROW
+                c, total, o = row//r, zero_floats(), start
                 for leaf in range(xd.shape[0]):
                     t = zero_floats()
                     for j in range(min(8, n - leaf*8)):
@@ -534,20 +366,22 @@ def _one_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D, AHEAD=2048):
                 _store_rows(out, row*R + g*16, R - g*16, edge, total)
     return one_32
 
-# %% ../nbs/09c_cpu_products.ipynb #acd624dc
+# %% ../nbs/09c_cpu_products.ipynb #c049b619
 def _many_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D, AHEAD=2048):
     "The kernel of types with blocks of 32 for many columns: t of each column's leaf, and the result so far."
     @kernel
-    def many_32(lo, hi, w, experts, starts, order, r, few, G, R, n, x, xd, out):
+    def many_32(lo, hi, w, address, words, experts, starts, order, r, few, G, R, n, x, xd, out):
         "Groups of rows lo … hi; n blocks a row; out float32 [W·R]."
         W, edge, ROW = xd.shape[1], np.empty(16, F), -(-n//8)*HEAD + n*STEP
+        if address: w, words = own_rows(address, words, ROW)
         sums, at = np.empty(COLUMNS*32, F), np.empty(COLUMNS, np.int64)
         for task in range(lo, hi):
             i, g = task//G, task % G
             if starts[i + 1] - starts[i] <= few: continue
+            start = _find(w, address, words, experts[i]*G + g, ROW)
             for first in range(starts[i], starts[i + 1], COLUMNS):
                 rows = order[first:min(first + COLUMNS, starts[i + 1])]
-                C, o = len(rows), (experts[i]*G + g)*ROW
+                C, o = len(rows), start
                 for c in range(C): at[c] = rows[c]//r*RECORD
                 sums[:C*32] = 0
                 for leaf in range(xd.shape[0]):
@@ -619,7 +453,7 @@ def float_kernel(path: str, # "portable", "avx2" or "vnni"
                 out[row*R + task % R] = fold(s, L)
     return float_rows
 
-# %% ../nbs/09c_cpu_products.ipynb #1f581b41
+# %% ../nbs/09c_cpu_products.ipynb #84cd8c56
 _path = [choose_path(os.environ.get("ALPHABOOK_VECTORS"))]
 
 def set_vectors(path: str = None, # "portable", "avx2" or "vnni"; None: the fastest
@@ -632,74 +466,6 @@ def flat_bytes(data): # uint8, contiguous
     "A view of all bytes along one axis."
     if not data.flags.c_contiguous: raise ValueError("weights must be in one piece")
     return data.reshape(-1)
-
-def aligned_zeros(n: int, # bytes
-                  ): # uint8 [n], the first at the beginning of a cache line
-    "Zeros for vectors to be loaded from."
-    whole = np.zeros(n + 63, np.uint8)
-    start = -whole.ctypes.data % 64
-    return whole[start:start + n]
-
-# %% ../nbs/09c_cpu_products.ipynb #971b3560
-def _head_fields(p: Packing, v: IntView):
-    "What a leaf's head holds: (first byte, numbers of a row in a leaf, numbers [n, …])."
-    floats = (lambda d: d.astype(np.float16).view(np.uint16)) if p.d_bytes == 2 else (lambda d: d)
-    small = lambda n: n.astype(np.int8).view(np.uint8)
-    yield 0, 256//p.block, floats(v.d)
-    if p.has_min: yield p.d_head, 256//p.block, floats(v.m)
-    if p.block == 32: return
-    at = p.d_head*(1 + p.has_min)
-    yield at, 256//p.group, small(np.ones(v.q.shape[:3]) if v.sc is None else v.sc)
-    if p.has_min: yield at + p.sc_head, 256//p.group, small(v.mn)
-
-@functools.cache
-def _places(code: str): # uint8 [256]
-    "Where each value stands in a code's table."
-    places = np.zeros(256, np.uint8)
-    places[np.frombuffer(Code.parse(code).table, np.uint8)] = range(16)
-    return places
-
-# %% ../nbs/09c_cpu_products.ipynb #15d5da9c
-class Matrix:
-    "A weight matrix [R, K], or a stack of E of them, as the kernels read it; `data` stays the mapped file."
-    def __init__(self, data, # uint8 [E·R, row_bytes]
-                 type: str, # ggml type name
-                 rows_only: bool = False, # it will be read by `embed` only
-                 n_stacked: int = 1): # E
-        self.data, self.type, self.n_rows, self.stack_rows = data, type, len(data), len(data)//n_stacked
-        if rows_only: return
-        if type in FLOAT_TYPES: self.packing, self.n_columns = None, data.shape[1]//TYPE[type].size
-        else:
-            self.allocate(int_view(data[:1], type), packing(type), n_stacked)
-            self.unpack()
-
-    def unpack(self):
-        "Fill all rows, some at a time, by several threads."
-        n = max(1, (1 << 20)//self.n_columns)
-        def part(lo, hi):
-            for r in range(lo*n, min(hi*n, self.n_rows), n):
-                self.fill(slice(r, r + n), int_view(self.data[r:r + n], self.type))
-        share(part, -(-self.n_rows//n), self.n_rows*self.n_columns*32)
-
-    def allocate(self, one: IntView, # the view of one row, for its shape
-                 p: Packing, n_stacked: int = 1):
-        "Make room for all rows."
-        self.packing, self.stack_rows = p, self.n_rows//n_stacked
-        self.n_columns, self.groups = one.q[0].size, -(-self.stack_rows//16)
-        self.packed = aligned_zeros(n_stacked*self.groups*p.nbytes(self.n_columns//32))
-
-    def fill(self, rows: slice, v: IntView): # which rows, and their view
-        "Pack some rows."
-        p, n = self.packing, len(v.q)
-        row, place = p.nbytes(self.n_columns//32), (rows.start or 0, self.stack_rows)
-        for at, per_leaf, values in _head_fields(p, v):
-            size, values = values.itemsize, values.reshape(n, -1)
-            sizes = (p.head + 8*p.step)//size, row//size, at//size, per_leaf
-            _pack_head(*place, *sizes, values, self.packed.view(values.dtype))
-        codes = (v.q + np.int8(p.offset)).view(np.uint8).reshape(n, -1)
-        if "=" in p.code: codes = _places(p.code)[codes]
-        sizes, pieces = (p.head//4, p.step//4, row//4), np.array(moves(Code.parse(p.code).bits))
-        _pack_codes(*place, *sizes, pieces, codes.view(np.uint32), self.packed.view(np.uint32))
 
 # %% ../nbs/09c_cpu_products.ipynb #0ca06102
 def load_matrix(data, # uint8 [R, row_bytes], as in the file
@@ -725,7 +491,7 @@ def columns_for(ws, # matrices with the same number of columns
         if K != w.n_columns: raise ValueError(f"{K} activations for a matrix of {w.n_columns} columns")
     return (flat(x), *(activations(x) if any(w.packing for w in ws) else ()))
 
-# %% ../nbs/09c_cpu_products.ipynb #0625ae43
+# %% ../nbs/09c_cpu_products.ipynb #e4c7b5ca
 ALL = 1 << 40
 
 def product(w: Matrix, # a stack of matrices [R, K]
@@ -743,8 +509,8 @@ def product(w: Matrix, # a stack of matrices [R, K]
     one, many = kernels(w.packing, _path[0])
     args = w.groups, R, K//32, *columns[1:], flat(out)
     few = ALL if len(order) == r else int(len(experts) > 1)
-    if few: share(one, len(experts)*w.groups, work, w.packed, *groups, r, few, *args)
-    if few != ALL: share(many, len(experts)*w.groups, work, w.packed, *groups, r, few, *args)
+    if few: share(one, len(experts)*w.groups, work, w.packed, *w.fetch, *groups, r, few, *args)
+    if few != ALL: share(many, len(experts)*w.groups, work, w.packed, *w.fetch, *groups, r, few, *args)
     return out
 
 # %% ../nbs/09c_cpu_products.ipynb #5c7b9809

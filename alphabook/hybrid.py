@@ -5,26 +5,26 @@
 # %% auto #0
 __all__ = ['route', 'Experts', 'load_experts', 'expert_matmul', 'expert_matmuls', 'add_expert_bias', 'combine', 'sigmoid_gate',
            'gdn_step', 'gdn', 'conv_silu', 'l2_norm', 'gdn_gates', 'gated_norm', 'CONTRACT_VERSION', 'TILE', 'Matrix',
-           'add', 'apply_rope', 'argmax', 'attend_one', 'attention', 'attention_tile', 'columns', 'embed', 'gated',
-           'joined', 'leaves_256', 'leaves_32', 'load_matrix', 'matmul', 'matmuls', 'philox_4x32', 'quantized_product',
-           'random_bits', 'rms_norm', 'rope_angles', 'sample', 'scale', 'softcap', 'softmax', 'store_rows',
-           'swiglu_oai', 'top_k_ids']
+           'add', 'add_norm', 'apply_rope', 'argmax', 'attend_one', 'attention', 'attention_tile', 'columns', 'embed',
+           'gated', 'joined', 'leaves_256', 'leaves_32', 'load_matrix', 'matmul', 'matmuls', 'philox_4x32',
+           'quantized_product', 'random_bits', 'rms_norm', 'rope_angles', 'sample', 'scale', 'softcap', 'softmax',
+           'store_rows', 'swiglu_oai', 'top_k_ids']
 
-# %% ../nbs/03c_hybrid.ipynb #6a75ff2c
+# %% ../nbs/03c_hybrid.ipynb #9b2e3d32
 import numpy as np
 
 from .arithmetic import (
-    CONTRACT_VERSION, TILE, Matrix, add, apply_rope, argmax, attend_one, attention, attention_tile, columns, embed,
-    gated, joined, leaves_256, leaves_32, load_matrix, matmul, matmuls, philox_4x32, quantized_product, random_bits,
-    rms_norm, sample, scale, softcap, softmax, store_rows, swiglu_oai, top_k_ids)
+    CONTRACT_VERSION, TILE, Matrix, add, add_norm, apply_rope, argmax, attend_one, attention, attention_tile,
+    columns, embed, gated, joined, leaves_256, leaves_32, load_matrix, matmul, matmuls, philox_4x32,
+    quantized_product, random_bits, rms_norm, sample, scale, softcap, softmax, store_rows, swiglu_oai, top_k_ids)
 from .elementary import exp, f32, fma, i32, lane_dot, lane_sum, rope_angles, sigmoid, silu, softplus
 
-# %% ../nbs/03c_hybrid.ipynb #8b283282
+# %% ../nbs/03c_hybrid.ipynb #05ef352d
 _all_ = [                                      # a backend is one module: this one has the operations of 03b as well
-    "CONTRACT_VERSION", "TILE", "Matrix", "add", "apply_rope", "argmax", "attend_one", "attention", "attention_tile",
-    "columns", "embed", "gated", "joined", "leaves_256", "leaves_32", "load_matrix", "matmul", "matmuls", "philox_4x32",
-    "quantized_product", "random_bits", "rms_norm", "rope_angles", "sample", "scale", "softcap", "softmax",
-    "store_rows", "swiglu_oai", "top_k_ids"]
+    "CONTRACT_VERSION", "TILE", "Matrix", "add", "add_norm", "apply_rope", "argmax", "attend_one", "attention",
+    "attention_tile", "columns", "embed", "gated", "joined", "leaves_256", "leaves_32", "load_matrix", "matmul",
+    "matmuls", "philox_4x32", "quantized_product", "random_bits", "rms_norm", "rope_angles", "sample", "scale",
+    "softcap", "softmax", "store_rows", "swiglu_oai", "top_k_ids"]
 
 # %% ../nbs/03c_hybrid.ipynb #6fd71e1c
 def route(logits, # float32 [W, E]

@@ -201,13 +201,14 @@ def ffn(model: Model, layer, h, # h: float32 [W, n_embd], normed
     "The layer's feed-forward: dense or a mixture."
     return mixture(model, layer, h, r) if model.cfg.n_expert else dense(model, layer, h)
 
-# %% ../nbs/11a_layers.ipynb #857e714a
+# %% ../nbs/11a_layers.ipynb #688fb02b
 def block(model: Model, layer, x, # x: float32 [W, n_embd], the residual stream
           r: Round): # float32 [W, n_embd]
     "One layer: x plus the mixer, plus the feed-forward, each behind a norm."
-    cfg, add = model.cfg, model.ops.add
-    def norm(x, w): return model.ops.rms_norm(x, w, cfg.eps)
+    cfg, ops = model.cfg, model.ops
+    def norm(x, w): return ops.rms_norm(x, w, cfg.eps)
     y = mixer(model, layer, norm(x, layer.attn_norm), r)
-    x = add(x, norm(y, layer.post_attention_norm) if cfg.post_norms else y)
-    y = ffn(model, layer, norm(x, getattr(layer, cfg.ffn_norm)), r)
-    return add(x, norm(y, layer.post_ffw_norm) if cfg.post_norms else y)
+    if cfg.post_norms: y = norm(y, layer.post_attention_norm)
+    x, h = ops.add_norm(x, y, getattr(layer, cfg.ffn_norm), cfg.eps)
+    y = ffn(model, layer, h, r)
+    return ops.add(x, norm(y, layer.post_ffw_norm) if cfg.post_norms else y)

@@ -5,29 +5,29 @@
 # %% auto #0
 __all__ = ['open_streams', 'stream_norm', 'read_streams', 'write_streams', 'block_keys', 'block_scores', 'choose_blocks',
            'sparse_attention', 'ngrams', 'hash_rows', 'fit', 'CONTRACT_VERSION', 'TILE', 'Experts', 'Matrix', 'add',
-           'add_expert_bias', 'apply_rope', 'argmax', 'attention', 'columns', 'combine', 'conv_silu', 'embed',
-           'expert_matmul', 'expert_matmuls', 'gated', 'gated_norm', 'gdn', 'gdn_gates', 'gdn_step', 'joined',
+           'add_expert_bias', 'add_norm', 'apply_rope', 'argmax', 'attention', 'columns', 'combine', 'conv_silu',
+           'embed', 'expert_matmul', 'expert_matmuls', 'gated', 'gated_norm', 'gdn', 'gdn_gates', 'gdn_step', 'joined',
            'l2_norm', 'load_experts', 'load_matrix', 'matmul', 'matmuls', 'random_bits', 'rms_norm', 'rope_angles',
            'route', 'sample', 'scale', 'sigmoid_gate', 'softcap', 'softmax', 'store_rows', 'top_k_ids']
 
-# %% ../nbs/03d_streams.ipynb #d630a952
+# %% ../nbs/03d_streams.ipynb #c595b06b
 import numpy as np
 
 from .arithmetic import attend_one
 from .elementary import f32, fma, i64, lane_dot, sigmoid, silu, u64
 from .hybrid import (
-    CONTRACT_VERSION, TILE, Experts, Matrix, add, add_expert_bias, apply_rope, argmax, attention, columns, combine,
-    conv_silu, embed, expert_matmul, expert_matmuls, gated, gated_norm, gdn, gdn_gates, gdn_step, joined, l2_norm,
-    load_experts, load_matrix, matmul, matmuls, random_bits, rms_norm, rope_angles, route, sample, scale, sigmoid_gate,
-    softcap, softmax, store_rows, top_k_ids)
+    CONTRACT_VERSION, TILE, Experts, Matrix, add, add_expert_bias, add_norm, apply_rope, argmax, attention, columns,
+    combine, conv_silu, embed, expert_matmul, expert_matmuls, gated, gated_norm, gdn, gdn_gates, gdn_step, joined,
+    l2_norm, load_experts, load_matrix, matmul, matmuls, random_bits, rms_norm, rope_angles, route, sample, scale,
+    sigmoid_gate, softcap, softmax, store_rows, top_k_ids)
 
-# %% ../nbs/03d_streams.ipynb #f844b74f
+# %% ../nbs/03d_streams.ipynb #5294b8c6
 _all_ = [                                      # a backend is one module: this one has all operations of 03b and 03c too
-    "CONTRACT_VERSION", "TILE", "Experts", "Matrix", "add", "add_expert_bias", "apply_rope", "argmax", "attention",
-    "columns", "combine", "conv_silu", "embed", "expert_matmul", "expert_matmuls", "gated", "gated_norm", "gdn",
-    "gdn_gates", "gdn_step", "joined", "l2_norm", "load_experts", "load_matrix", "matmul", "matmuls", "random_bits",
-    "rms_norm", "rope_angles", "route", "sample", "scale", "sigmoid_gate", "softcap", "softmax", "store_rows",
-    "top_k_ids"]
+    "CONTRACT_VERSION", "TILE", "Experts", "Matrix", "add", "add_expert_bias", "add_norm", "apply_rope", "argmax",
+    "attention", "columns", "combine", "conv_silu", "embed", "expert_matmul", "expert_matmuls", "gated",
+    "gated_norm", "gdn", "gdn_gates", "gdn_step", "joined", "l2_norm", "load_experts", "load_matrix", "matmul",
+    "matmuls", "random_bits", "rms_norm", "rope_angles", "route", "sample", "scale", "sigmoid_gate", "softcap",
+    "softmax", "store_rows", "top_k_ids"]
 
 # %% ../nbs/03d_streams.ipynb #a1d96f9a
 def open_streams(x, # float32 [W, n]: embeddings

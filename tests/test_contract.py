@@ -6,6 +6,7 @@ import pytest
 import alphabook.codebooks
 import alphabook.arithmetic as spec
 import alphabook.cpu
+import alphabook.cpu_packing as cpu_packing
 import alphabook.cpu_products as cpu
 import alphabook.cpu_hybrid as cpu_hybrid
 import alphabook.hybrid as hybrid_spec
@@ -24,11 +25,12 @@ def spec_product(v, x): return spec.quantized_product(v, quantize_acts(x))
 def cpu_product(v, x, type=None):
     "By the kernels of a type with float32 scales, or by signed bytes, which hold every type's integers."
     group, has_min = min(32, v.q.shape[-1]), v.m is not None
-    p = cpu.packing(type) if type else cpu.Packing('8', 0, v.block, group, has_min)
+    p = cpu_packing.packing(type) if type else cpu_packing.Packing('8', 0, v.block, group, has_min)
     w = cpu.Matrix.__new__(cpu.Matrix)
-    w.n_rows = len(v.q)
-    w.allocate(v, dataclasses.replace(p, half=False))
-    w.fill(slice(None), v)
+    w.n_rows, w.stack_rows, w.n_columns = len(v.q), len(v.q), v.q[0].size
+    w.allocate(dataclasses.replace(p, half=False))
+    w.packed[:] = 0
+    cpu_packing.pack_view(v, w.packing, 0, w.n_rows, w.packed)
     return cpu.matmul(w, x)
 
 
@@ -49,7 +51,7 @@ def test_recorded_hashes(backend):
 def test_extremes(type, extreme):
     K = 17408 if FORMATS[type].block == 256 else 17408 + 32
     v, x = view(type, 3, K, 9), floats(10, 2, K, low=-3, high=3)
-    if type in cpu.TABLES: v.q = cpu.TABLES[type][0][v.q & 15]
+    if type in cpu_packing.TABLES: v.q = cpu_packing.TABLES[type][0][v.q & 15]
     if extreme == 'largest': x = np.sign(x) * np.float32(2.0**119)
     if extreme == 'subnormal': x = x * np.float32(2.0**-135)
     if extreme == 'mixed': x = floats(11, 2, K, low=-110, high=100)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import alphabook.cpu_experts as cpu_experts
+import alphabook.cpu_packing as cpu_packing
 import alphabook.cpu_hybrid as cpu
 import alphabook.hybrid as spec
 from alphabook.blocks import FORMATS, decode, random_blocks
@@ -17,6 +18,7 @@ from record_contract import floats
 from record_gdn import LAYER, RATIOS, ROUTERS, YARN, layer_weights, router_logits, rule_inputs, sink_inputs
 
 GDN = json.loads((GOLDEN / 'gdn.json').read_text())
+PACKED = [*filter(cpu_packing.packer, FORMATS)]
 BACKENDS = pytest.mark.parametrize('ops', [spec, cpu], ids=['numpy', 'cpu'])
 
 
@@ -172,15 +174,16 @@ def test_experts_equal_float64_and_each_other(type):
         for i in (0, 13): assert bits(cpu.expert_matmul(w, x[i:i + 1], ids[i:i + 1])) == bits(y[i:i + 1])
 
 
-@pytest.mark.parametrize('type', cpu_experts.MAPPED)
-def test_every_byte_is_unpacked_as_chapter_02_does(type):
-    "Blocks of random bytes, scales included, so also those that random_blocks would never write."
-    size, K = TYPE[type].size, 4096
+@pytest.mark.parametrize('type', PACKED)
+def test_every_byte_is_packed_as_chapter_02_reads_it(type):
+    "Blocks of random bytes, scales included, so also those that random_blocks would never write: kernel, mapped and not, and integer view."
+    size, K = TYPE[type].size, 2048
     data = np.random.default_rng(2).integers(0, 256, (2, 40, size*K//TYPE[type].block), np.uint8)
-    x = floats(3, 6, K, low=-2, high=2)
-    ids = [1, 0, 1, 1, 0, 0]
-    a, b = (cpu.expert_matmul(cpu.load_experts(data, type, mapped), x, ids) for mapped in (True, False))
-    assert ((a == b) | np.isnan(a) & np.isnan(b)).all()
+    x, ids = floats(3, 6, K, low=-2, high=2), [1, 0, 1, 1, 0, 0]
+    ws = [cpu.load_experts(data, type, mapped) for mapped in (True, False, False)]
+    with np.errstate(all='ignore'): ws[2].fill()
+    a, b, c = (cpu.expert_matmul(w, x, ids) for w in ws)
+    for y in (a, b): assert ((y == c) | np.isnan(y) & np.isnan(c)).all()
 
 
 def test_every_scale_of_mxfp4():
@@ -224,14 +227,14 @@ def test_recorded_experts_follow_the_router(N, r):
         assert np.isnan(outs[0]).any(-1).tolist() == [True] + [False]*(N*r - 1)
 
 
-@pytest.mark.parametrize('type', cpu_experts.MAPPED)
+@pytest.mark.parametrize('type', ['Q4_K', 'Q6_K', 'Q8_0', 'Q5_0', 'Q4_1'])
 @pytest.mark.parametrize('W', [1, 3, 64])
 def test_a_mapped_matrix_is_the_matrix(type, W, monkeypatch):
     data, x = random_blocks(type, 33, 768, np.random.default_rng(8)), floats(9, W, 768, low=-3, high=3)
     want = cpu.matmul(cpu.load_matrix(data, type), x)
     for limit in ('UNPACK_LIMIT', 'PACK_LIMIT'): monkeypatch.setattr(cpu_experts, limit, 1000)
     w = cpu.load_matrix(data, type)
-    assert isinstance(w, cpu.MappedMatrix) and bits(cpu.matmul(w, x)) == bits(want)
+    assert not w.packed.size and bits(cpu.matmul(w, x)) == bits(want)
 
 
 @BACKENDS
