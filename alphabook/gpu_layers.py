@@ -126,7 +126,7 @@ class Round:
         self.ids, self.positions = self.entry                # position −1: the row is padding
         self.steps = Steps(model.cfg, nets, W, device) if nets else None
 
-# %% ../nbs/11d_gpu_layers.ipynb #7a19df67
+# %% ../nbs/11d_gpu_layers.ipynb #ff5704d7
 def biases_of(layer, names): # tuple of float32 [n], or None
     "Biases of some projections."
     return tuple(getattr(layer, f"{name}_bias") for name in names)
@@ -144,7 +144,7 @@ def attention_mixer(model: GpuModel, layer, x, # x: float32 [W, n_embd], the res
     biases = biases_of(layer, ("attn_q", "attn_k", "attn_v")) if cfg.qkv_bias else None
     keys, values = s.keys[layer.slot], s.values[layer.slot]
     q = heads(q, k, v, angles[local], r.positions, keys, values, norms, cfg.eps, cfg.rope_style, biases)
-    y = attention(q, keys, values, r.positions, cfg.window if local else 0, cfg.attn_scale,
+    y = attention(q, keys, values, r.positions, cfg.n_head, cfg.window if local else 0, cfg.attn_scale,
                   layer.attn_sinks if cfg.sinks else None, gate)
     return y.reshape(W, -1)
 
