@@ -1,6 +1,7 @@
 """Chapters 11d and 11e on a GPU: whole models, their bits against recorded ones of the numpy spec, and their speed.
 
     python gpu_models.py golden       # on a CPU: hashes of every row of logits of small models of each architecture
+    python gpu_models.py small        # with TRITON_INTERPRET=1, without a GPU: tiny models beside the numpy spec
     python gpu_models.py check        # on a GPU: the same rows in every width, chunk, replay and in recorded rounds
     python gpu_models.py time         # on a GPU: published shapes, with random weights made on the device
 
@@ -130,6 +131,27 @@ def check(out, jobs):
             bad = sum(b for _, b in r.get("arms", {}).values())
             print("FAILED" if "failed" in r else "BITS DIFFER" if bad else "ok", json.dumps(r), flush=True)
     Path(out, "check.json").write_text(json.dumps(done, indent=1))
+
+# ---------------------------------------------------------------- compared in Triton's interpreter
+def small(like, type, **changes):
+    "Rounds, a replay, a prompt's chunk and greedy steps of a tiny model beside the numpy spec: rows compared and different."
+    from alphabook import streams
+    from alphabook.gpu_rounds import GpuModel
+    from alphabook.layers import Model
+    from alphabook.rounds import run_round
+    with tempfile.TemporaryDirectory() as folder:
+        mf = ModelFile(synth(like, type, Path(folder)/"tiny.gguf", **changes))
+        cfg = load_config(mf)
+        a, b = Model(mf, cfg, streams), GpuModel(mf, cfg)
+        x, y, rows, bad = a.new_cache(16), b.new_cache(16), 0, 0
+        for ids, keep, want in (([5, 7, 260], 2, None), ([9, 1, 8, 4], 4, 1)):
+            p, q = run_round(a, x, ids, want), run_round(b, y, ids, want)
+            rows, bad = rows + len(p), bad + sum(row_hash(i) != row_hash(j) for i, j in zip(p, q))
+            x.commit(x.n + keep); y.commit(y.n + keep)
+        first = int(p[0].argmax()); said, token = [], first
+        for _ in range(2): token = int(run_round(a, x, [token])[0].argmax()); x.commit(x.n + 1); said.append(token)
+        bad += said != b.continue_greedily(y, first, 2)
+    print(f"{like} rows {rows} different {bad} greedy {said}", flush=True)
 
 # ---------------------------------------------------------------- timed on a GPU
 SHAPES = {"8b": "qwen3-8b", "27b": "qwen3.6-27b", "35b-a3b": "qwen3.6-35b-a3b", "30b-a3b": "qwen3-30b-a3b", "0.6b": "qwen3-0.6b"}
@@ -265,6 +287,9 @@ def main():
     widths = [int(w) for w in a.widths.split(",")]
     for what in a.what.split(","):
         if what == "golden": golden()
+        elif what == "small":
+            small("tiny-llama", "Q4_K", n_layer=1, n_ff=256)
+            small("tiny-qwen35moe", "Q4_0", n_layer=2, interval=2, n_expert=4)
         elif what == "one": print(json.dumps(check_one(MODELS[a.model], a.arms and a.arms.split(","))))
         elif what == "warm":
             ps = {s: spawn("time", "--quick", "--layers", 8 if "b" in s else 4, "--shapes", s, "--widths", a.widths, "--out", a.out) for s in a.shapes.split(",")}
