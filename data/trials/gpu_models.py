@@ -62,6 +62,7 @@ def golden():
         if name_of(*m) in out: continue
         out[name_of(*m)] = record(m)
         print(name_of(*m), out[name_of(*m)]["ids"][-DECODED:], flush=True)
+        if m == MODELS[0]: out["engine"] = engine(True)
         GOLDEN.write_text("{\n" + ",\n".join(f" {json.dumps(k)}: {json.dumps(v)}" for k, v in out.items()) + "\n}\n")
 
 # ---------------------------------------------------------------- compared on a GPU
@@ -84,6 +85,9 @@ def check_one(m, arms=None):
         cache = model.new_cache(n)
         for i in range(0, n, size):
             y = model.run_round(cache, ids[i:i + size]); compare(arm, i, y); cache.commit(i + len(y))
+    def sizes(arm, parts):
+        cache, i = model.new_cache(n), 0
+        for size in parts: y = model.run_round(cache, ids[i:i + size]); compare(arm, i, y); i += size; cache.commit(i)
     def rejections(arm, width):
         cache, j = model.new_cache(n + width), 0
         model.run_round(cache, ids[:20]); cache.commit(20)
@@ -104,24 +108,38 @@ def check_one(m, arms=None):
         cache = model.new_cache(n)
         model.run_round(cache, ids[:40]); cache.commit(40); cache.checkpoint(); snap = cache.snapshot()
         model.run_round(cache, ids[:8]); cache.commit(45)
-        at = cache.rollback(43)
-        compare(arm, at, model.run_round(cache, ids[at:at + 5])); cache.commit(at + 5)
+        at = cache.rollback(40)
+        compare(arm, at, model.run_round(cache, ids[at:at + 8])); cache.commit(at + 8)
         cache.restore(snap)
         compare(arm, 40, model.run_round(cache, ids[40:]))
-    todo = {"chunks of 64": lambda a: chunks(a, 64), "chunks of 7": lambda a: chunks(a, 7), "chunks of 33": lambda a: chunks(a, 33), "one row": lambda a: chunks(a, 1),
+    todo = {"chunks of 64": lambda a: chunks(a, 64), "chunks of 7": lambda a: chunks(a, 7), "chunks of 33": lambda a: chunks(a, 33), "64, 16 and 4 rows": lambda a: sizes(a, (64, 16, 4)), "one row": lambda a: chunks(a, 1),
             "rejections, width 3": lambda a: rejections(a, 3), "rejections, width 8": lambda a: rejections(a, 8), "greedy": lambda a: greedy(a, 4), "rollback and restore": again}
     for arm, f in todo.items():
         if arms is None or arm in arms: f(arm)
     recordings = sum(bool(r.graph) for s in model.spare for r in s.recordings.values())
     return dict(model=name_of(*m), load_s=round(loaded, 2), seconds=round(time.time() - start, 1), recordings=recordings, recorded_here=bool(here), arms=result)
 
+def engine(record=False):
+    "The engine on the bundled model: the hash of all logits, and the same ids without looking at logits."
+    from alphabook.engine import Engine
+    path = next(p for p in (r/"data"/"models"/"alphabook-mini.gguf" for r in (ROOT, ROOT.parent)) if p.exists())
+    e, text = Engine.load(path, "cpu" if record else "cuda", n_ctx=512), "def fibonacci(n):\n"
+    a = e.generate(text, n=48, hash_logits=True)
+    if record: return dict(ids=a.token_ids, sha256=a.logits_sha256)
+    s = e.session()
+    b = [e.generate(text, n=48, session=s) for _ in range(2)][1]
+    want = json.loads(GOLDEN.read_text())["engine"]
+    c = e.generate(text, n=400)
+    print("engine on cuda:", "hash equal" if a.logits_sha256 == want["sha256"] else f"HASH DIFFERS {a.logits_sha256}",
+          "ids equal" if a.token_ids == b.token_ids == want["ids"] == c.token_ids[:48] else "IDS DIFFER", f"{c.predicted_n/c.predicted_ms*1e3:.0f} tok/s", len(c.text), flush=True)
+
 def spawn(*args): return subprocess.Popen([sys.executable, __file__, *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
-def check(out, jobs):
+def check(out, jobs, models, arms):
     "All models, several processes at once."
-    todo, running, done = list(range(len(MODELS))), {}, []
+    todo, running, done = models, {}, []
     while todo or running:
-        while todo and len(running) < jobs: i = todo.pop(0); running[i] = spawn("one", "--model", i)
+        while todo and len(running) < jobs: i = todo.pop(0); running[i] = spawn("one", "--model", i, *(("--arms", arms) if arms else ()))
         time.sleep(0.2)
         for i in [i for i, p in running.items() if p.poll() is not None]:
             text = running.pop(i).stdout.read()
@@ -236,19 +254,20 @@ def time_one(shape, out, widths, layers=None, deep=None, quick=False):
     token = 100
     def at(n): cache.n, cache.width = n, 0
     # decode
-    at(512); t = time.time(); model.continue_greedily(cache, token, 2); row("first rounds", 1, 512, time.time() - t, "s")
+    if 1 in widths: at(512); t = time.time(); model.continue_greedily(cache, token, 2); row("first rounds", 1, 512, time.time() - t, "s")
     if quick:
         for W in widths:
-            at(512); r = cache.begin([token]*W); s.play(gr.all_logits, r.W); s.play(gr.all_logits, r.W)
-            if s.nets: at(512); cache.begin([token]*W); cache.commit(513)
-        at(512); model.run_round(cache, [token]*64, want=1); torch.cuda.synchronize()
+            at(512); r = cache.begin([token]*W); s.play(gr.all_logits, r.W)
+            if s.nets: cache.commit(513)
+            if W == 64: at(512); model.run_round(cache, [token]*64, want=1)
+        torch.cuda.synchronize()
         return rows
     for n in (64, 8):
         def go(): at(512); model.continue_greedily(cache, token, n)
         go(); sec, spread = seconds(go, 7)
         row("decode" if n == 64 else "decode, host every 8", 1, 512, n/sec, "tok/s", spread/sec, 7, ms=1e3*sec/n, gbs=read*n/sec/1e9, share=read*n/sec/4.23e12)
     at(512); cache.begin([token]); eager = s.recordings[gr.greedy_step,].f
-    sec, spread = seconds(lambda: [eager() for _ in range(4)], 3); row("decode, not recorded", 1, 512, 4/sec, "tok/s", spread/sec, 3)
+    sec, spread = seconds(eager, 3); row("decode, not recorded", 1, 512, 1/sec, "tok/s", spread/sec, 3)
     at(512); cache.begin([token]); names, span, count = kernels_of(lambda: [s.play(gr.greedy_step) for _ in range(4)])
     row("nodes of a step", 1, 512, count/4, "nodes", span_us=span/4)
     for k, (c, us) in list(names.items())[:24]: print(f"   {k[:60]:60} {c/4:7.1f} a step {us/c:8.2f} us each {us/4:9.1f} us a step", flush=True)
@@ -259,8 +278,20 @@ def time_one(shape, out, widths, layers=None, deep=None, quick=False):
         def go():
             for _ in range(8): g()
         sec, spread = seconds(go, 5); row("round", W, 512, 1e3*sec/8, "ms", spread/sec, 5)
+    s.clear(); cache.turn = 0
+    at(0); ids = np.random.default_rng(3).integers(0, 50000, 72).tolist(); model.run_round(cache, ids[:8]); cache.commit(8)
+    snap, hashes = cache.snapshot(), {}
+    for W in widths:
+        if 64 % W: continue
+        n = 64 if W >= 8 else 8
+        hashes[W] = []
+        for i in range(8, 8 + n, W): hashes[W] += [row_hash(y) for y in model.run_round(cache, ids[i:i + W])]; cache.commit(i + W)
+        cache.restore(snap)
+    same = [h[:8] == hashes[widths[-1]][:8] and (len(h) == 8 or h == hashes[widths[-1]]) for h in hashes.values()]
+    row("rows equal in all widths", 0, 72, float(all(same)), "bool", widths=list(hashes))
     if s.nets:
         for W in (8, 64):
+            if W not in widths: continue
             at(512); cache.begin([token]*W); cache.commit(513)
             g = s.recordings[gr.accept, W]
             if g.graph: sec, spread = seconds(lambda: [g() for _ in range(8)], 3); row("commit with replay", W, 512, 1e3*sec/8, "ms", spread/sec, 3)
@@ -279,10 +310,30 @@ def time_one(shape, out, widths, layers=None, deep=None, quick=False):
     Path(out, f"time-{shape}.json").write_text(json.dumps(dict(rows=rows, kernels=profile_), indent=1))
     return rows
 
+def final(out, shapes, widths, seconds_, models):
+    "Kernels compiled by a process per shape and width while some models are checked; then every shape is timed; in so many seconds."
+    start = time.time()
+    left = lambda share: max(1, share*seconds_ - (time.time() - start))
+    warm = {(s, w): spawn("time", "--quick", "--layers", 8, "--shapes", s, "--widths", w, "--out", out) for w in widths[::-1] for s in shapes}
+    checks = {m: spawn("one", "--model", m, "--arms", "64, 16 and 4 rows;one row;rejections, width 8;greedy") for m in models}
+    for share, jobs in ((0.58, warm), (0.64, checks)):
+        for key, q in jobs.items():
+            try: text = q.communicate(timeout=left(share))[0]
+            except subprocess.TimeoutExpired: q.kill(); text = q.communicate()[0] + " stopped, out of time"
+            name = name_of(*MODELS[key]) if jobs is checks else key
+            print("ok" if q.returncode == 0 else "FAILED", name, round(time.time() - start), text.strip().splitlines()[-1][-700:] if jobs is checks or q.returncode else "", flush=True)
+    for s in shapes:
+        if time.time() - start > seconds_ - 6: print("not timed:", s, flush=True); continue
+        try: time_one(s, out, widths, deep=[32768] if s in ("27b", "35b-a3b") else None)
+        except Exception as e: print("FAILED", s, repr(e)[:300], flush=True)
+        import gc, torch; gc.collect(); torch.cuda.empty_cache()
+    print(round(time.time() - start), "s", flush=True)
+    engine()
+
 def main():
     p = argparse.ArgumentParser(); p.add_argument("what"); p.add_argument("--out", default="."); p.add_argument("--model", type=int, default=0)
-    p.add_argument("--jobs", type=int, default=12); p.add_argument("--shapes", default="0.6b,8b,30b-a3b,35b-a3b,27b"); p.add_argument("--widths", default="1,2,4,8,16,32,64")
-    p.add_argument("--quick", action="store_true"); p.add_argument("--deep", default="32768"); p.add_argument("--arms"); p.add_argument("--layers", type=int)
+    p.add_argument("--models", default=",".join(map(str, range(len(MODELS))))); p.add_argument("--jobs", type=int, default=12); p.add_argument("--shapes", default="8b,35b-a3b,30b-a3b,0.6b,27b"); p.add_argument("--widths", default="1,8,64")
+    p.add_argument("--quick", action="store_true"); p.add_argument("--deep", default="32768"); p.add_argument("--arms"); p.add_argument("--layers", type=int); p.add_argument("--seconds", type=float, default=120)
     a = p.parse_args()
     widths = [int(w) for w in a.widths.split(",")]
     for what in a.what.split(","):
@@ -290,13 +341,16 @@ def main():
         elif what == "small":
             small("tiny-llama", "Q4_K", n_layer=1, n_ff=256)
             small("tiny-qwen35moe", "Q4_0", n_layer=2, interval=2, n_expert=4)
-        elif what == "one": print(json.dumps(check_one(MODELS[a.model], a.arms and a.arms.split(","))))
+        elif what == "one": print(json.dumps(check_one(MODELS[a.model], a.arms and a.arms.split(";"))))
         elif what == "warm":
-            ps = {s: spawn("time", "--quick", "--layers", 8 if "b" in s else 4, "--shapes", s, "--widths", a.widths, "--out", a.out) for s in a.shapes.split(",")}
-            for s, q in ps.items():
+            start, jobs = time.time(), {(s, w): spawn("time", "--quick", "--layers", 8, "--shapes", s, "--widths", w, "--out", a.out)
+                                        for w in widths[::-1] for s in a.shapes.split(",")}
+            for (s, w), q in jobs.items():
                 text = q.communicate()[0]
-                print("warmed" if q.returncode == 0 else "FAILED", s, "" if q.returncode == 0 else text[-2500:], flush=True)
-        elif what == "check": check(a.out, a.jobs)
+                print("warmed" if q.returncode == 0 else "FAILED", s, w, round(time.time() - start), "" if q.returncode == 0 else text[-1200:], flush=True)
+        elif what == "check": check(a.out, a.jobs, [int(m) for m in a.models.split(",")], a.arms)
+        elif what == "engine": engine()
+        elif what == "final": final(a.out, a.shapes.split(","), widths, a.seconds, [int(m) for m in a.models.split(",")])
         elif what == "time":
             for s in a.shapes.split(","):
                 deep = [int(n) for n in a.deep.split(",")] if a.deep and s in ("27b", "35b-a3b") else None
