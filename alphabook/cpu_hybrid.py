@@ -4,13 +4,12 @@
 
 # %% auto #0
 __all__ = ['sigmoid_gate', 'l2_norm', 'gated_norm', 'split_columns', 'conv_kernel', 'conv_rows', 'conv_silu', 'gdn_gates',
-           'route', 'combine', 'fade_and_read', 'write_and_answer', 'gdn_kernel', 'gdn', 'Experts', 'MappedMatrix',
-           'Matrix', 'UNPACK_LIMIT', 'add', 'add_expert_bias', 'add_norm', 'apply_rope', 'attention', 'columns',
-           'embed', 'expert_matmul', 'expert_matmuls', 'gated', 'joined', 'load_experts', 'load_matrix', 'matmul',
-           'matmuls', 'recording', 'rms_norm', 'rope_angles', 'scale', 'set_threads', 'set_vectors', 'softcap',
-           'store_rows']
+           'route', 'combine', 'fade_and_read', 'write_and_answer', 'gdn_kernel', 'gdn', 'Experts', 'Matrix',
+           'UNPACK_LIMIT', 'add', 'add_expert_bias', 'add_norm', 'apply_rope', 'attention', 'columns', 'embed',
+           'expert_matmul', 'expert_matmuls', 'gated', 'joined', 'load_experts', 'load_matrix', 'matmul', 'matmuls',
+           'recording', 'rms_norm', 'rope_angles', 'scale', 'set_threads', 'set_vectors', 'softcap', 'store_rows']
 
-# %% ../nbs/09f_cpu_hybrid.ipynb #a2218d4e
+# %% ../nbs/09f_cpu_hybrid.ipynb #1857fac6
 import functools
 
 import numpy as np
@@ -22,16 +21,17 @@ from .cpu import (
     ONE, PIECE, ZERO, F, Matrix, _at, _flat, _rows, add, add_norm, apply_rope, attention, columns, embed, exp, gated,
     joined, recording, rms_norm, rope_angles, scale, set_threads, set_vectors, softcap, store_rows)
 from alphabook.cpu_experts import (
-    UNPACK_LIMIT, Experts, MappedMatrix, add_expert_bias, expert_matmul, expert_matmuls, load_experts, load_matrix,
+    UNPACK_LIMIT, Experts, add_expert_bias, expert_matmul, expert_matmuls, load_experts, load_matrix,
     matmul, matmuls)
 from .tape import empty, kernel, share
 from .vectors import (
-    FLOATS, LANES, _address, _float, _floats, _fma, _fold_together, _ints, _load_at, _spread, _vector, fadd, fmul, fsub,
-    fused, get, load_floats, put, spread, store_floats, vdot, vexp, vsigmoid, vsilu, vsoftplus, zero_floats)
+    FLOAT32, FLOATS, LANES, REGISTER, _address, _eight_lanes, _float, _fma_of, _fold_rows, _ints, _spread, _start,
+    _store_at, _vector, _wide, fadd, fmul, fsub, fused, get, load_floats, put, spread, store_floats, vdot, vexp,
+    vsigmoid, vsilu, vsoftplus, zero_floats)
 
-# %% ../nbs/09f_cpu_hybrid.ipynb #d91311e5
+# %% ../nbs/09f_cpu_hybrid.ipynb #5126a1d6
 _all_ = [                                # a backend is one module: this one has the operations of 09d and 09e as well
-    "Experts", "MappedMatrix", "Matrix", "UNPACK_LIMIT", "add", "add_expert_bias", "add_norm", "apply_rope", "attention",
+    "Experts", "Matrix", "UNPACK_LIMIT", "add", "add_expert_bias", "add_norm", "apply_rope", "attention",
     "columns", "embed", "expert_matmul", "expert_matmuls", "gated", "joined", "load_experts", "load_matrix", "matmul",
     "matmuls", "recording", "rms_norm", "rope_angles", "scale", "set_threads", "set_vectors", "softcap", "store_rows"]
 
@@ -107,7 +107,7 @@ def split_columns(typingctx, n, x, at, out):
         return context.get_dummy_value()
     return types.void(n, x, types.intp, out), codegen
 
-# %% ../nbs/09f_cpu_hybrid.ipynb #cf3b807f
+# %% ../nbs/09f_cpu_hybrid.ipynb #ad5aac0a
 @functools.cache
 def conv_kernel(K: int): # taps
     "The kernel of `conv_silu`."
@@ -136,7 +136,8 @@ def conv_rows(before, # float32 [(K − 1)·dilation, C]: the last rows before t
               ): # float32 [W, C]
     "Causal convolution of each channel by itself, then SiLU."
     (W, C), K = rows.shape, w.shape[1]
-    if before.shape != ((K - 1)*dilation, C): raise ValueError(f"conv_rows: {before.shape} before {rows.shape}, {K} taps")
+    if before.shape != ((K - 1)*dilation, C):
+        raise ValueError(f"conv_rows: {before.shape} before {rows.shape}, {K} taps")
     out = empty(rows.shape)
     args = _flat(before), len(before), _flat(rows), W, _flat(w), C, dilation, out.reshape(-1)
     share(conv_kernel(K), -(-C//64), (32 + K)*rows.size, *args)
@@ -238,51 +239,54 @@ def _delta_row_loops(s, at, n, k, k_at, q, q_at, v, decay, beta): # a row of S, 
     for j in range(0, n, 16): put(s, at + j, n - j, fused(u, get(k, k_at + j, n - j), get(s, at + j, n - j)))
     return vdot(s, at, q, q_at, n)
 
-# %% ../nbs/09f_cpu_hybrid.ipynb #6d0a4152
-def _lanes_of(n): return range(0, n, LANES)
-
+# %% ../nbs/09f_cpu_hybrid.ipynb #69e310a8
 @intrinsic(prefer_literal=True)
 def fade_and_read(typingctx, n, s, at, k, k_at, decay):
     "Lane dots of (s·decay) and k, for sixteen rows of n floats from s[at] on; n is a literal multiple of 32 up to 256."
     def codegen(context, builder, signature, args):
-        s, k = (_address(context, builder, signature, args, i, _float) for i in (1, 3))
-        ks, decay = [_load_at(builder, k, _ints[32](i)) for i in _lanes_of(n.literal_value)], _spread(builder, args[5], LANES)
-        def row(r):
-            parts = _floats(0, 0)
-            for x, i in zip(ks, _lanes_of(n.literal_value)):
-                faded = builder.fmul(_load_at(builder, s, _ints[32](r*n.literal_value + i)), decay)
-                parts = [parts[1], _fma(builder, faded, x, parts[0])]
-            return builder.fadd(*parts)
-        return builder.fadd(_fold_together(builder, row), *_floats(0))
+        s, k = (_start(context, builder, signature, args, i) for i in (1, 3))
+        width, decay = ir.IntType(64)(n.literal_value), _spread(builder, args[5], REGISTER)
+        def eight_lanes(rows):
+            places = [builder.gep(s, [builder.mul(r, width)]) for r in rows]
+            def products(i, sums):
+                if i is None: return len(rows)
+                x, load = _wide(builder, FLOAT32, k, i, REGISTER), lambda p: _wide(builder, FLOAT32, p, i, REGISTER)
+                return [_fma_of(builder, builder.fmul(load(p), decay), x, total) for p, total in zip(places, sums)]
+            return _eight_lanes(builder, n.literal_value, products)
+        return _fold_rows(builder, 1, eight_lanes)[0]
     return FLOATS(n, s, types.intp, k, types.intp, types.float32), codegen
 
-# %% ../nbs/09f_cpu_hybrid.ipynb #6b0389f6
+# %% ../nbs/09f_cpu_hybrid.ipynb #d52beab0
 @intrinsic(prefer_literal=True)
-def write_and_answer(typingctx, n, s, at, to, to_at, k, k_at, q, q_at, decay, u):
-    "to = fma(u, k, s·decay), a lane of u for each of sixteen rows, and the lane dots of these with q."
+def write_and_answer(typingctx, n, s, at, to, to_at, k, k_at, q, q_at, decay, u, u_at):
+    "to = fma(u, k, s·decay), with one of u[u_at …] for each of sixteen rows, and the lane dots of these with q."
     def codegen(context, builder, signature, args):
-        s, to, k, q = (_address(context, builder, signature, args, i, _float) for i in (1, 3, 5, 7))
-        ks, qs = ([_load_at(builder, p, _ints[32](i)) for i in _lanes_of(n.literal_value)] for p in (k, q))
-        decay, u = _spread(builder, args[9], LANES), args[10]
-        def row(r):
-            mine, parts = builder.shuffle_vector(u, u, ir.Constant(_vector(_ints[32], LANES), [r]*LANES)), _floats(0, 0)
-            for x, y, i in zip(ks, qs, _lanes_of(n.literal_value)):
-                place = _ints[32](r*n.literal_value + i)
-                new = _fma(builder, mine, x, builder.fmul(_load_at(builder, s, place), decay))
-                builder.store(new, builder.bitcast(builder.gep(to, [place]), FLOATS.llvm.as_pointer()), align=4)
-                parts = [parts[1], _fma(builder, new, y, parts[0])]
-            return builder.fadd(*parts)
-        return builder.fadd(_fold_together(builder, row), *_floats(0))
-    index = types.intp
-    return FLOATS(n, s, index, to, index, k, index, q, index, types.float32, FLOATS), codegen
+        s, to, k, q, u = (_start(context, builder, signature, args, i) for i in (1, 3, 5, 7, 10))
+        width, decay = ir.IntType(64)(n.literal_value), _spread(builder, args[9], REGISTER)
+        def eight_lanes(rows):
+            mine = [_spread(builder, builder.load(builder.gep(u, [r])), REGISTER) for r in rows]
+            places = [[builder.gep(p, [builder.mul(r, width)]) for p in (s, to)] for r in rows]
+            def products(i, sums):
+                if i is None: return len(rows)
+                load, sums = lambda p: _wide(builder, FLOAT32, p, i, REGISTER), [*sums]
+                x, y = load(k), load(q)
+                for r, (before, after) in enumerate(places):
+                    new = _fma_of(builder, mine[r], x, builder.fmul(load(before), decay))
+                    _store_at(builder, new, after, i)
+                    sums[r] = _fma_of(builder, new, y, sums[r])
+                return sums
+            return _eight_lanes(builder, n.literal_value, products)
+        return _fold_rows(builder, 1, eight_lanes)[0]
+    at_ = types.intp
+    return FLOATS(n, s, at_, to, at_, k, at_, q, at_, types.float32, u, at_), codegen
 
-# %% ../nbs/09f_cpu_hybrid.ipynb #8c30a53d
+# %% ../nbs/09f_cpu_hybrid.ipynb #0659770a
 @njit(inline="always")
-def _step(D, s, at, to, n, k, k_at, q, q_at, v, v_at, decay, beta, o, o_at):
-    "One token of n ≤ 16 rows of a head's state, from s to `to`."
+def _step(D, s, at, to, n, k, k_at, q, q_at, v, v_at, decay, beta, u, o, o_at):
+    "One token of n ≤ 16 rows of a head's state, from s to `to`; scratch u [16]."
     if D % 32 == 0 and D <= 256:
-        u = fmul(fsub(load_floats(v, v_at), fade_and_read(D, s, at, k, k_at, decay)), spread(beta))
-        store_floats(o, o_at, write_and_answer(D, s, at, to, at, k, k_at, q, q_at, decay, u))
+        store_floats(u, 0, fmul(fsub(load_floats(v, v_at), fade_and_read(D, s, at, k, k_at, decay)), spread(beta)))
+        store_floats(o, o_at, write_and_answer(D, s, at, to, at, k, k_at, q, q_at, decay, u, 0))
     else:
         for i in range(at, at + n*D): to[i] = s[i]
         for r in range(n): o[o_at + r] = _delta_row_loops(to, at + r*D, D, k, k_at, q, q_at, v[v_at + r], decay, beta)
@@ -293,7 +297,7 @@ def gdn_kernel(D: int): # width of a head
     @kernel
     def rule(lo, hi, S, q, q_B, q_group, q_row, k, k_B, k_group, k_row, v, v_B, v_group, v_row, decay, beta,
              W, K, V, tiled, o, out): # sixteen rows of a head's state each
-        pieces = -(-D//16)
+        pieces, u = -(-D//16), np.empty(16, F)
         for task in range(lo, hi):
             h, i = task//pieces, task % pieces*16
             g, at, n = h % K if tiled else h//(V//K), (h*D + i)*D, min(16, D - i)
@@ -301,10 +305,10 @@ def gdn_kernel(D: int): # width of a head
             for w in range(W):
                 q_at, k_at = _at(w*K + g, q_B, q_group, q_row), _at(w*K + g, k_B, k_group, k_row)
                 v_at, r = _at(w*V + h, v_B, v_group, v_row) + i, w*V + h
-                _step(D, S if w == 0 else out, at, out, n, k, k_at, q, q_at, v, v_at, decay[r], beta[r], o, r*D + i)
+                _step(D, S if w == 0 else out, at, out, n, k, k_at, q, q_at, v, v_at, decay[r], beta[r], u, o, r*D + i)
     return rule
 
-# %% ../nbs/09f_cpu_hybrid.ipynb #6c91d66c
+# %% ../nbs/09f_cpu_hybrid.ipynb #d14f7222
 def gdn(S, # float32 [V, D, D]: the state before the first row; not changed, unless it is `out`
         q, # float32 [W, K, D], unit length and scaled by 1/√D
         k, # float32 [W, K, D], unit length
@@ -317,6 +321,7 @@ def gdn(S, # float32 [V, D, D]: the state before the first row; not changed, unl
     W, V, D = v.shape
     if out is None: out = empty(S.shape)
     o, tasks = empty(v.shape), V*-(-D//16)
-    share(gdn_kernel(D), tasks, 5*S.size*max(1, W), _flat(S), *_rows(q), *_rows(k), *_rows(v), _flat(decay), _flat(beta),
+    share(gdn_kernel(D), tasks, 5*S.size*max(1, W),
+          _flat(S), *_rows(q), *_rows(k), *_rows(v), _flat(decay), _flat(beta),
           W, k.shape[1], V, tiled, o.reshape(-1), out.reshape(-1))
     return o, out

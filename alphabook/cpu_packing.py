@@ -7,23 +7,23 @@ __all__ = ['TABLES', 'row_bytes', 'row_shorts', 'row_words', 'store_bytes', 'sto
            'packing', 'four_words', 'widen', 'eight_words', 'on_top', 'single_bits', 'cut', 'above', 'halves_of_powers',
            'pack', 'packer', 'pack_view', 'release', 'aligned', 'Matrix', 'own_rows', 'fetch_rows']
 
-# %% ../nbs/09c_cpu_packing.ipynb #b53fbfa9
+# %% ../nbs/09c_cpu_packing.ipynb #b47ab364
 import functools, mmap
 from dataclasses import dataclass
 
 import numpy as np
 from llvmlite import ir
-from numba import typeof, types
+from numba import njit, typeof, types
 from numba.extending import intrinsic
 
 import alphabook.codebooks                     # registers the IQ, TQ and MXFP4 formats
 from .blocks import FLOAT_TYPES, IntView, format_of, int_view
-from .codebooks import FP4_VALUES, IQ4_VALUES
+from .codebooks import EVEN_SIGNS, FP4_VALUES, GRID, IQ4_VALUES, SIGNS
 from .modelfile import TYPE
 from .tape import argument_words, call, kernel, share, trampoline
-from alphabook.vectors import (
-    BYTES, FLOATS, LANES, WORDS, Code, _address, _constant, _spread, _widen_halves, add, constant, moves, store_floats,
-    store_words)
+from .vectors import (
+    BYTES, FLOATS, LANES, WORDS, Code, _address, _constant, _spread, _widen_halves, add, constant, fmul, moves,
+    spread_float, store_floats, store_words)
 
 # %% ../nbs/09c_cpu_packing.ipynb #f14b1122
 @dataclass(frozen=True)
@@ -352,18 +352,133 @@ def _pack_iq4_xs(lo, hi, data, R, length, n, first, w):
                 pack("4", eight_words(v, v, 0, 4), w, o + 192 + j*256)
             o += 2240
 
-# %% ../nbs/09c_cpu_packing.ipynb #730266f9
+# %% ../nbs/09c_cpu_packing.ipynb #8401be43
+def _masks(signs): # uint64 [n] of bytes ±1 → of bytes 0 and 255
+    return ((signs.view(np.int8) < 0).view(np.uint8)*np.uint8(255)).view(np.uint64)
+
+_MINUS, _EVEN_MINUS = _masks(SIGNS), _masks(EVEN_SIGNS)
+_XXS2, _XS2, _S2, _XXS3, _S3 = (GRID["IQ" + name].astype(np.uint64) for name in "2_XXS 2_XS 2_S 3_XXS 3_S".split())
+_ONE = (GRID["IQ1_S"].view(np.int8)*np.int8(8) + np.int8(16)).view(np.uint64)
+_ONES = np.uint64(0x0101010101010101)
+
+@njit(inline="always")
+def _signed(base, word, minus):
+    "Bytes of base plus or minus those of a word."
+    return (base + word) & ~minus | (base - word) & minus
+
+@njit(inline="always")
+def _short(b, i): return np.int64(b[i]) | np.int64(b[i + 1]) << 8
+
+@njit(inline="always")
+def _long(b, i): return _short(b, i) | _short(b, i + 2) << 16
+
+# %% ../nbs/09c_cpu_packing.ipynb #25ffd60a
+@njit(inline="always")
+def _word_iq2(KIND, b, at, j, k): # eight weights: run k of step j
+    base, i = _ONES*np.uint64(64), 4*j + k
+    if KIND == "IQ2_XXS":
+        return _signed(base, _XXS2[b[at + 2 + 8*j + k]], _EVEN_MINUS[_long(b, at + 6 + 8*j) >> 7*k & 127])
+    if KIND == "IQ2_XS":
+        both = _short(b, at + 2 + 2*i)
+        return _signed(base, _XS2[both & 511], _EVEN_MINUS[both >> 9])
+    return _signed(base, _S2[np.int64(b[at + 2 + i]) | (b[at + 66 + j] >> 2*k & 3) << 8], _MINUS[b[at + 34 + i]])
+
+@njit(inline="always")
+def _word_iq3(KIND, b, at, j, k):
+    i = 4*j + k
+    low, high = np.int64(b[at + 2 + 2*i]), np.int64(b[at + 3 + 2*i])
+    if KIND == "IQ3_XXS":
+        word = _XXS3[low] | _XXS3[high] << np.uint64(32)
+        return _signed(_ONES*np.uint64(64), word, _EVEN_MINUS[_long(b, at + 66 + 4*j) >> 7*k & 127])
+    top = np.int64(b[at + 66 + j]) >> 2*k
+    word = _S3[low | (top & 1) << 8] | _S3[high | (top >> 1 & 1) << 8] << np.uint64(32)
+    return _signed(_ONES*np.uint64(16), word, _MINUS[b[at + 74 + i]])
+
+@njit(inline="always")
+def _word_iq1(KIND, b, at, j, k):
+    i = 4*j + k
+    if KIND == "IQ1_S":
+        low, both = np.int64(b[at + 2 + i]), _short(b, at + 34 + 2*j)
+        top, down = both >> 3*k & 7, both >> 15
+    else:
+        low, both = np.int64(b[at + i]), np.int64(b[at + 32 + i//2]) >> 4*(i % 2) & 15
+        top, down = both & 7, both >> 3
+    word = _ONE[low | top << 8]
+    return word - _ONES if down else word + _ONES
+
+# %% ../nbs/09c_cpu_packing.ipynb #b85eef90
+@njit(inline="always")
+def _word_tq(KIND, b, at, j, k):
+    word = np.uint64(0)
+    for i in range(8):
+        n = 32*j + 8*k + i                                   # in TQ2_0, halves of 128 have planes of 32
+        if KIND == "TQ2_0": digit = np.int64(b[at + n//128*32 + n % 32]) >> n//32 % 4*2 & 3
+        else:                                                # in TQ1_0 planes of 32, 16 and 4
+            if n < 160: byte, t = b[at + n % 32], n//32
+            elif n < 240: byte, t = b[at + 32 + n % 16], (n - 160)//16
+            else: byte, t = b[at + 48 + n % 4], (n - 240)//4
+            digit = (np.int64(byte)*3**t & 255)*3 >> 8
+        word |= np.uint64(digit) << np.uint64(8*i)
+    return word
+
+@njit(inline="always")
+def _book_scale(KIND, b, at, g): # of group g: of 16 weights where there are 16 groups
+    if KIND == "IQ2_XXS": s = _long(b, at + 6 + 8*g) >> 28
+    elif KIND == "IQ2_XS": s = np.int64(b[at + 66 + g//2]) >> 4*(g % 2) & 15
+    elif KIND == "IQ2_S": s = np.int64(b[at + 74 + g//2]) >> 4*(g % 2) & 15
+    elif KIND == "IQ3_XXS": s = _long(b, at + 66 + 4*g) >> 28
+    elif KIND == "IQ3_S": s = np.int64(b[at + 106 + g//2]) >> 4*(g % 2) & 15
+    elif KIND == "IQ1_S": s = _short(b, at + 34 + 2*g) >> 12 & 7
+    elif KIND == "IQ1_M": s = _short(b, at + 48 + g//4*2) >> 3*(g % 4) & 7
+    else: s = np.int64(0)
+    return 2*s + 1
+
+# %% ../nbs/09c_cpu_packing.ipynb #f6436076
+def _pack_book(KIND, CODE, HEAD, STEP, SIZE, GROUPS, D, FACTOR):
+    "The kernel of a type with a code book: superblocks of SIZE bytes, a scale at D that is multiplied by FACTOR."
+    FAMILY = KIND[:3]
+    @kernel
+    def pack_book(lo, hi, data, R, length, n, first, w):
+        places, rows, codes = np.empty(16, np.int64), np.arange(16)*256, np.empty(512, np.uint64)
+        q, factor = codes.view(np.uint8), np.full(1, FACTOR, np.float32)
+        for task in range(lo, hi):
+            _find_rows(task, R, length, places)
+            o = (task - first)*(n//8)*(HEAD + 8*STEP)
+            for at in range(0, n//8*SIZE, SIZE):
+                for r in range(16):
+                    for i in range(32):
+                        if FAMILY == "IQ2": codes[32*r + i] = _word_iq2(KIND, data, places[r] + at, i//4, i % 4)
+                        elif FAMILY == "IQ3": codes[32*r + i] = _word_iq3(KIND, data, places[r] + at, i//4, i % 4)
+                        elif FAMILY == "IQ1": codes[32*r + i] = _word_iq1(KIND, data, places[r] + at, i//4, i % 4)
+                        else: codes[32*r + i] = _word_tq(KIND, data, places[r] + at, i//4, i % 4)
+                    for g in range(GROUPS): w[o + 64 + 16*g + r] = _book_scale(KIND, data, places[r] + at, g)
+                d = row_shorts(data, places, at + D)
+                if KIND == "IQ1_M":                          # four bits in each of four words
+                    d = cut(d, 12, 15)
+                    for i in range(1, 4): d = above(d, cut(row_shorts(data, places, at + D + 2*i), 12, 15), 4*i)
+                store_floats(w, o, fmul(widen(d), spread_float(factor, 0)))
+                for j in range(8):
+                    u = eight_words(four_words(q, rows, 32*j), four_words(q, rows, 32*j + 16), 0, 0)
+                    pack(CODE, u, w, o + HEAD + j*STEP)
+                o += HEAD + 8*STEP
+    return pack_book
+
+# %% ../nbs/09c_cpu_packing.ipynb #cb476ac6
 @functools.cache
 def packer(type: str, # a quantized type
-           ): # kernel, or None
-    "The kernel that packs a type from the bytes of the file, if there is one."
+           ): # kernel
+    "The kernel that packs a type from the bytes of the file."
     blocks = dict(Q4_0=(18, 2, 0, 4), Q4_1=(20, 4, 0, 4, 0, True), Q5_0=(22, 6, 0, 4, 2), Q5_1=(24, 8, 0, 4, 4, True),
                   Q8_0=(34, 2, 16, 0), IQ4_NL=(18, 2, 0, 4), MXFP4=(17, 1, 0, 4, 0, False, True))
     superblocks = dict(Q4_K=(144, 16), Q5_K=(176, 48, 16))
-    p, whole = packing(type), dict(Q6_K=_pack_q6_k, Q2_K=_pack_q2_k, Q3_K=_pack_q3_k, IQ4_XS=_pack_iq4_xs)
+    whole = dict(Q6_K=_pack_q6_k, Q2_K=_pack_q2_k, Q3_K=_pack_q3_k, IQ4_XS=_pack_iq4_xs)
+    books = dict(IQ2_XXS=(0, .125), IQ2_XS=(0, .125), IQ2_S=(0, .125), IQ3_XXS=(0, .25), IQ3_S=(0, 1.), IQ1_S=(0, .125),
+                 IQ1_M=(48, .125), TQ1_0=(52, 1.), TQ2_0=(64, 1.))
+    p = packing(type)
     sizes = p.code.partition("=")[0], p.head, p.step
     if type in blocks: return _pack_32(*sizes, *blocks[type])
-    return _pack_k(*sizes, *superblocks[type]) if type in superblocks else whole.get(type)
+    if type in books: return _pack_book(type, *sizes, TYPE[type].size, 256//p.group, *books[type])
+    return _pack_k(*sizes, *superblocks[type]) if type in superblocks else whole[type]
 
 # %% ../nbs/09c_cpu_packing.ipynb #06162643
 @kernel
@@ -435,20 +550,20 @@ def release(data): # uint8, a view of a mapped file
     first, end = -(-start//page)*page, (start + data.nbytes)//page*page
     if end > first: base.madvise(mmap.MADV_DONTNEED, first, end - first)
 
-# %% ../nbs/09c_cpu_packing.ipynb #8c381893
+# %% ../nbs/09c_cpu_packing.ipynb #8418749f
 ARENA = 1 << 26                                # bytes that small matrices share
 _arena = [np.empty(0, np.uint8)]
 
 def aligned(n: int, # bytes
             ): # uint8 [n], uninitialized, the first at the beginning of a cache line
     "Memory for vectors."
-    large = n + 63 > ARENA//4
-    whole = np.empty(n + 63, np.uint8) if large else _arena[0] if n + 63 <= _arena[0].size else np.empty(ARENA, np.uint8)
+    large, whole = n + 63 > ARENA//4, _arena[0]
+    if large or n + 63 > whole.size: whole = np.empty(n + 63 if large else ARENA, np.uint8)
     start = -whole.ctypes.data % 64
     if not large: _arena[0] = whole[start + n:]
     return whole[start:start + n]
 
-# %% ../nbs/09c_cpu_packing.ipynb #96a0d696
+# %% ../nbs/09c_cpu_packing.ipynb #f405f3f4
 PIECE = 1 << 24                                # bytes of the file between two releases
 _NO_WORDS, _NOTHING = np.zeros(0, np.int64), np.zeros(0, np.uint8)
 
@@ -458,13 +573,12 @@ class Matrix:
                  type: str, # ggml type name
                  rows_only: bool = False, # it will be read by `embed` only
                  n_stacked: int = 1, # E
-                 mapped: bool = False): # leave it in the file if its type can be
+                 mapped: bool = False): # leave it in the file
         self.data, self.type, self.n_rows, self.stack_rows = data, type, len(data), len(data)//n_stacked
         self.n_columns, self.packing = data.shape[1]//TYPE[type].size*TYPE[type].block, None
         if type in FLOAT_TYPES or rows_only: return
-        self.allocate(packing(type), mapped and packer(type) is not None)
-        if not packer(type): self.fill()
-        elif mapped: self.fetch = self.by_address()
+        self.allocate(packing(type), mapped)
+        if mapped: self.fetch = self.by_address()
         else: self.pack()
 
     def allocate(self, p: Packing, mapped: bool = False):
@@ -489,22 +603,12 @@ class Matrix:
             if tasks < n and self.stack_rows == self.n_rows: release(self.data[16*start:16*(start + tasks)])
         release(self.data)
 
-    def fill(self):
-        "Pack all rows from their integer view."
-        self.packed[:] = 0
-        n = max(1, (1 << 20)//self.n_columns)
-        def part(lo, hi):
-            for r in range(lo*n, min(hi*n, self.n_rows), n):
-                pack_view(int_view(self.data[r:r + n], self.type), self.packing, r, self.stack_rows, self.packed)
-        share(part, -(-self.n_rows//n), self.n_rows*self.n_columns*32)
-        release(self.data)
-
     def by_address(self) -> tuple: # (address of the packing kernel, its arguments, int64 [18])
         "What a product needs to pack 16 rows by itself."
         args = self.arguments(_NOTHING)
         signature = types.int64, types.int64, *map(typeof, args)
         address, self.alive = trampoline(packer(self.type), signature)
-        return address, np.array([n for a, t in zip(args, signature[2:]) for n in argument_words(a, t)], np.int64)
+        return address, np.array([n for a in args for n in argument_words(a)], np.int64)
 
 # %% ../nbs/09c_cpu_packing.ipynb #0dfacfc5
 _FIRST, _W = 10, 15                            # where, in these words, the first task is, and where w's address

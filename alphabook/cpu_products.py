@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['float_bits', 'bits_float', 'F', 'MAGIC', 'LOG2E', 'LN2_HI', 'LN2_LO', 'EXP_MAX', 'EXP_MIN', 'P6', 'P5', 'P4', 'P3',
            'P2', 'ZERO', 'ONE', 'INF', 'RECORD', 'COLUMNS', 'ALL', 'fma', 'exp', 'silu', 'gelu', 'fold', 'dot_32_lanes',
-           'lane_dot', 'magnitude_32', 'round_32', 'flat', 'activations', 'kernels', 'float_kernel', 'set_vectors',
-           'flat_bytes', 'load_matrix', 'one_group', 'columns_for', 'product', 'matmuls', 'matmul', 'embed']
+           'lane_dot', 'magnitude_32', 'round_32', 'flat', 'activations', 'scaled_dot', 'kernels', 'float_kernel',
+           'set_vectors', 'flat_bytes', 'load_matrix', 'one_group', 'columns_for', 'product', 'matmuls', 'matmul',
+           'embed']
 
-# %% ../nbs/09c_cpu_products.ipynb #48fdede1
+# %% ../nbs/09c_cpu_products.ipynb #0ca4d167
 import functools, os
 
 import numpy as np
@@ -20,10 +21,11 @@ from numba.extending import intrinsic
 from .blocks import FLOAT_TYPES, decode
 from .cpu_packing import Matrix, Packing, fetch_rows, own_rows
 from .tape import _jit, empty, kernel, set_threads, share, side_by_side
-from .vectors import (
-    _address, _call, _constant, _spread, add, choose_path, constant, dot, fadd, fmul, fsub, fused, load_brains,
-    load_floats, load_halves, load_small, load_words, mul, offset, prefetch, spread_float, spread_word, store_floats,
-    store_words, sub, to_floats, unpack, zero_floats)
+from alphabook.vectors import (
+    AVX2, VNNI, WORDS, Code, _address, _call, _constant, _dot_vnni, _join, _pairs_avx2, _pairs_portable, _parts,
+    _spread, _vector, add, choose_path, constant, fadd, fmul, fsub, fused, load_brains, load_floats, load_halves,
+    load_small, load_words, mul, prefetch, spread_float, spread_word, store_floats, store_words, sub, to_floats, unpack,
+    zero_floats)
 
 # %% ../nbs/09c_cpu_products.ipynb #469dac30
 @intrinsic
@@ -127,8 +129,8 @@ def lane_dot(x, y, s): # float32 [n] and [n], contiguous; scratch float32 [256]
     for l in range(n % L): s[l] = fma(x[n - n % L + l], y[n - n % L + l], s[l])
     return fold(s, L)
 
-# %% ../nbs/09c_cpu_products.ipynb #71850441
-RECORD, _A, _SUM = 12, 8, 9                      # words of a record; where a, and a times the sums, are
+# %% ../nbs/09c_cpu_products.ipynb #79b89623
+RECORD, _A, _SUM, _AA, _PAIRS = 16, 8, 9, 12, 13 # words of a record; where a, a times the sums, and pairs are
 _words = ir.VectorType(ir.IntType(32), 32)
 
 @intrinsic
@@ -140,10 +142,10 @@ def magnitude_32(typingctx, x, at):
         return _call(builder, "llvm.vector.reduce.smax.v32i32", ir.IntType(32), v)
     return types.int32(x, types.intp), codegen
 
-# %% ../nbs/09c_cpu_products.ipynb #ec67e18a
+# %% ../nbs/09c_cpu_products.ipynb #93b81689
 @intrinsic
 def round_32(typingctx, x, at, f, records, to):
-    "32 floats times f, rounded to int8, written as eight words; the sums of both halves."
+    "32 floats times f, rounded to int8, written as eight words; the two pair sums of each half."
     def codegen(context, builder, signature, args):
         lanes, word, byte = ir.VectorType(ir.FloatType(), 32), ir.IntType(32), ir.IntType(8)
         v = builder.load(_address(context, builder, signature, args, 0, lanes), align=4)
@@ -151,12 +153,16 @@ def round_32(typingctx, x, at, f, records, to):
         v = builder.sub(builder.bitcast(v, _words), _constant(_words, 0x4B400000))
         small = builder.trunc(v, ir.VectorType(byte, 32))
         builder.store(small, _address(context, builder, signature, args, 3, small.type), align=4)
-        half = lambda i: builder.shuffle_vector(v, v, ir.Constant(ir.VectorType(word, 16), [*range(i, i + 16)]))
-        sums = [_call(builder, "llvm.vector.reduce.add.v16i32", word, half(i)) for i in (0, 16)]
+        pair = lambda i: [j for k in range(i, i + 16, 4) for j in (k, k + 1)]
+        part = lambda i: builder.shuffle_vector(v, v, ir.Constant(ir.VectorType(word, 8), pair(i)))
+        sums = [_call(builder, "llvm.vector.reduce.add.v8i32", word, part(i)) for i in (0, 2, 16, 18)]
         return context.make_tuple(builder, signature.return_type, sums)
-    return types.UniTuple(types.int32, 2)(x, types.intp, types.float32, records, types.intp), codegen
+    return types.UniTuple(types.int32, 4)(x, types.intp, types.float32, records, types.intp), codegen
 
-# %% ../nbs/09c_cpu_products.ipynb #aeb3be3d
+# %% ../nbs/09c_cpu_products.ipynb #6f1ef4c8
+@njit(inline="always")
+def _two_shorts(low, high): return np.int32((low & np.int32(0xFFFF)) | np.int32(high << np.int32(16)))
+
 @kernel
 def _group(x, at, K, stop, records, k, W, rest): # one of up to 256 activations; returns d
     "Activations x[at] … x[stop − 1] into records k, k + W·RECORD, …; rest, float32 [32], is for the last few."
@@ -172,9 +178,12 @@ def _group(x, at, K, stop, records, k, W, rest): # one of up to 256 activations;
         y, o = (x, i) if i < whole else (rest, 0)
         a = np.int32(1)
         if inv > ZERO: a = min(np.int32(32), np.int32(1 + np.int32((bits_float(magnitude_32(y, o))*F(32))/largest)))
-        first, last = round_32(y, o, inv/F(a), records, k)
-        records[k + _A], records[k + _SUM] = a, a*(first + last)
-        records[k + _SUM + 1], records[k + _SUM + 2] = a*first, a*last
+        s0, s1, s2, s3 = round_32(y, o, inv/F(a), records, k)
+        records[k + _A], records[k + _AA] = a, _two_shorts(a, a)
+        records[k + _SUM] = a*(s0 + s1 + s2 + s3)
+        records[k + _SUM + 1], records[k + _SUM + 2] = a*(s0 + s1), a*(s2 + s3)
+        records[k + _PAIRS], records[k + _PAIRS + 1] = _two_shorts(s0 + s2, s1 + s3), _two_shorts(s0, s1)
+        records[k + _PAIRS + 2] = _two_shorts(s2, s3)
         k += W*RECORD
     if not largest < F(2.0**120): return F(np.nan)
     return largest/F(4064) if inv > ZERO else ZERO
@@ -206,23 +215,78 @@ def activations(x, # float32 [W, K]
     share(_activations, nb*W, 16*x.size, flat(x), K, records, d)
     return records, d
 
-# %% ../nbs/09c_cpu_products.ipynb #1a9b9711
+# %% ../nbs/09c_cpu_products.ipynb #8bcb01c7
+_SHORTS = _vector(ir.IntType(16), 16)
+
+def _pairs_times(builder, path, pairs, factor): # <16 x i16> twice → <8 x i32>
+    "Products of 16 bits, neighbours added."
+    words = _vector(ir.IntType(32), 8)
+    if path == AVX2: return _call(builder, "llvm.x86.avx2.pmadd.wd", words, pairs, factor)
+    a, b, half = builder.bitcast(pairs, words), builder.bitcast(factor, words), _constant(words, 16)
+    low = builder.mul(*(builder.ashr(builder.shl(v, half), half) for v in (a, b)))
+    return builder.add(low, builder.mul(builder.ashr(a, half), builder.ashr(b, half)))
+
+def _pairs_sum(builder, path, kind, words, xs, start): # [<32 x i8>] twice, <16 x i16> or None → <16 x i16>
+    "Products of bytes, neighbours added, over some words."
+    pairs_of = _pairs_avx2 if path == AVX2 else _pairs_portable
+    for u, x in zip(words, xs):
+        p = pairs_of(builder, kind.signed, u, x)
+        start = p if start is None else builder.add(start, p)
+    return start
+
+def _scaled_half(builder, path, kind, words, xs, factor, span, begin):
+    "Eight rows: pairs over `span` words at a time, from `begin`, times a factor."
+    total = None
+    for i in range(0, len(words), span):
+        pairs = _pairs_sum(builder, path, kind, words[i:i + span], xs[i:i + span], begin)
+        s = _pairs_times(builder, path, pairs, factor)
+        total = s if total is None else builder.add(total, s)
+    return total
+
+# %% ../nbs/09c_cpu_products.ipynb #cb886a64
+@intrinsic(prefer_literal=True)
+def scaled_dot(typingctx, path, code, offset, first, n, words, sc, array, at):
+    "Σ sc·a·(q − offset)·x per row over n words from the first, by the record at array[at]; five literals, first."
+    way, kind, less = path.literal_value, Code.parse(code.literal_value), offset.literal_value
+    start, count = first.literal_value, n.literal_value
+    which = 0 if count == 8 else 1 + start//4                # the sums: of all words, or of a half
+    def codegen(context, builder, signature, args):
+        sc, record = args[6], _address(context, builder, signature, args, 7, ir.IntType(32))
+        def spread(i, kind): # word i of the record
+            word = builder.load(builder.gep(record, [ir.IntType(32)(i)]), align=4)
+            return builder.bitcast(_spread(builder, word, kind.count*kind.element.width//32), kind)
+        def less_offset(s, sc, n):
+            if not n: return s
+            sums = builder.mul(spread(_SUM + which, WORDS.llvm), _constant(WORDS.llvm, n))
+            return builder.sub(s, builder.mul(sc, sums) if sc else sums)
+        run = range(start, start + count)
+        codes = [builder.extract_value(args[5], i) for i in run]
+        xs = [spread(i, _vector(ir.IntType(8), 64 if way == VNNI else 32)) for i in run]
+        if way == VNNI:
+            s = builder.mul(_dot_vnni(builder, kind, codes, xs), spread(_A, WORDS.llvm))
+            return builder.mul(sc, less_offset(s, None, less + 128*kind.signed))
+        inside = not kind.signed and 254*count*max(less, kind.top - less) < 2**15          # (q − offset)·x fits 16 bits
+        begin = builder.mul(spread(_PAIRS + which, _SHORTS), _constant(_SHORTS, -less)) if inside and less else None
+        small, total = builder.trunc(sc, _SHORTS), []
+        for h in range(2):                                   # eight rows
+            pick = ir.Constant(_vector(ir.IntType(32), 16), [8*h + i//2 for i in range(16)])
+            factor = builder.mul(builder.shuffle_vector(small, small, pick), spread(_AA, _SHORTS))
+            half = [_parts(builder, v, 2)[h] for v in codes]
+            total.append(_scaled_half(builder, way, kind, half, xs, factor, count if inside else kind.span, begin))
+        return less_offset(_join(builder, total), sc, 0 if inside else less)
+    return WORDS(path, code, offset, first, n, words, WORDS, array, types.intp), codegen
+
+# %% ../nbs/09c_cpu_products.ipynb #eb3a6bdf
 @njit(inline="always")
 def _sum_32(PATH, CODE, OFFSET, u, x, k):
     "a·Σ q·x over 32 weights with one record of activations."
-    s = mul(dot(PATH, CODE, 0, 8, u, x, k), spread_word(x, k + _A))
-    return sub(s, mul(spread_word(x, k + _SUM), constant(OFFSET))) if OFFSET else s
+    return scaled_dot(PATH, CODE, OFFSET, 0, 8, u, constant(1), x, k)
 
 @njit(inline="always")
 def _sum_256(PATH, CODE, OFFSET, GROUP, u, sc0, sc1, x, k):
     "Σ sc·a·q·x over 32 weights: a scale for all of them, or one for each half."
-    if GROUP == 32: return mul(sc0, _sum_32(PATH, CODE, OFFSET, u, x, k))
-    a = spread_word(x, k + _A)
-    s0, s1 = mul(dot(PATH, CODE, 0, 4, u, x, k), a), mul(dot(PATH, CODE, 4, 4, u, x, k), a)
-    if OFFSET:
-        s0 = sub(s0, mul(spread_word(x, k + _SUM + 1), constant(OFFSET)))
-        s1 = sub(s1, mul(spread_word(x, k + _SUM + 2), constant(OFFSET)))
-    return add(mul(sc0, s0), mul(sc1, s1))
+    if GROUP == 32: return scaled_dot(PATH, CODE, OFFSET, 0, 8, u, sc0, x, k)
+    return add(scaled_dot(PATH, CODE, OFFSET, 0, 4, u, sc0, x, k), scaled_dot(PATH, CODE, OFFSET, 4, 4, u, sc1, x, k))
 
 @njit(inline="always")
 def _min_256(GROUP, mn0, mn1, x, k):
@@ -236,10 +300,10 @@ def _load_d(PATH, HALF, w, at):
     return load_halves(PATH, w, at) if HALF else load_floats(w, at)
 
 @njit(inline="always")
-def _read_ahead(STEP, AHEAD, w, at):
-    "Ask for the step that comes AHEAD bytes later, if any."
+def _read_ahead(HEAD, STEP, AHEAD, w, o, j):
+    "Ask for an eighth of the leaf that comes AHEAD bytes after the one at o, if any."
     if AHEAD:
-        for i in range(STEP//64): prefetch(w, at + AHEAD + i*64)
+        for i in range(0, STEP + HEAD//8, 64): prefetch(w, o + AHEAD + j*(STEP + HEAD//8) + i)
 
 @njit(inline="always")
 def _find(w, address, words, group, n):
@@ -256,7 +320,7 @@ def _store_rows(out, at, n, edge, v):
         store_floats(edge, 0, v)
         for i in range(n): out[at + i] = edge[i]
 
-# %% ../nbs/09c_cpu_products.ipynb #0b63b317
+# %% ../nbs/09c_cpu_products.ipynb #4564c0d9
 def _one_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP, AHEAD=2048):
     "The kernel of superblock types for one column at a time."
     LEAF, SC, PER, HALF = HEAD + 8*STEP, 64*(1 + HAS_MIN), 512//GROUP, 16*(32//GROUP - 1)
@@ -277,7 +341,7 @@ def _one_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP, AHEAD=2048):
                     for j in range(8):
                         k, at = ((b*8 + j)*W + c)*RECORD, o + SC + j*PER
                         u = unpack(PATH, CODE, w, o + HEAD + j*STEP)
-                        _read_ahead(STEP, AHEAD, w, o + HEAD + j*STEP)
+                        _read_ahead(HEAD, STEP, AHEAD, w, o, j)
                         s = _sum_256(PATH, CODE, OFFSET, GROUP, u, load_small(w, at), load_small(w, at + HALF), x, k)
                         at += MN - SC
                         if HAS_MIN: m = add(m, _min_256(GROUP, load_small(w, at), load_small(w, at + HALF), x, k))
@@ -291,7 +355,7 @@ def _one_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP, AHEAD=2048):
                 _store_rows(out, row*R + g*16, R - g*16, edge, total)
     return one_256
 
-# %% ../nbs/09c_cpu_products.ipynb #836811db
+# %% ../nbs/09c_cpu_products.ipynb #654a44f6
 COLUMNS = 32                                   # columns at a time
 
 def _many_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP, AHEAD=2048):
@@ -316,7 +380,7 @@ def _many_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP, AHEAD=2048):
                 for b in range(n):
                     for j in range(8):
                         u, sc = unpack(PATH, CODE, w, o + HEAD + j*STEP), o + SC + j*PER
-                        _read_ahead(STEP, AHEAD, w, o + HEAD + j*STEP)
+                        _read_ahead(HEAD, STEP, AHEAD, w, o, j)
                         sc0, sc1 = load_small(w, sc), load_small(w, sc + HALF)
                         if HAS_MIN: mn0, mn1 = load_small(w, sc + MN - SC), load_small(w, sc + MN - SC + HALF)
                         k, half = (b*8 + j)*W*RECORD, 0 if HAS_MIN else j//4*16
@@ -338,7 +402,7 @@ def _many_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP, AHEAD=2048):
                 for c in range(C): _store_rows(out, rows[c]*R + g*16, R - g*16, edge, load_floats(totals, c*16))
     return many_256
 
-# %% ../nbs/09c_cpu_products.ipynb #a689fb17
+# %% ../nbs/09c_cpu_products.ipynb #f67a1604
 def _one_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D, AHEAD=2048):
     "The kernel of types with blocks of 32 for one column at a time; D: bytes of 16 scales."
     @kernel
@@ -356,7 +420,7 @@ def _one_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D, AHEAD=2048):
                     t = zero_floats()
                     for j in range(min(8, n - leaf*8)):
                         k, u = ((leaf*8 + j)*W + c)*RECORD, unpack(PATH, CODE, w, o + HEAD + j*STEP)
-                        _read_ahead(STEP, AHEAD, w, o + HEAD + j*STEP)
+                        _read_ahead(HEAD, STEP, AHEAD, w, o, j)
                         s = _sum_32(PATH, CODE, OFFSET, u, x, k)
                         t = fused(_load_d(PATH, HALF, w, o + j*D), to_floats(s), t)
                         b = to_floats(spread_word(x, k + _SUM))
@@ -366,7 +430,7 @@ def _one_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D, AHEAD=2048):
                 _store_rows(out, row*R + g*16, R - g*16, edge, total)
     return one_32
 
-# %% ../nbs/09c_cpu_products.ipynb #c049b619
+# %% ../nbs/09c_cpu_products.ipynb #dc2beeb8
 def _many_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D, AHEAD=2048):
     "The kernel of types with blocks of 32 for many columns: t of each column's leaf, and the result so far."
     @kernel
@@ -387,7 +451,7 @@ def _many_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D, AHEAD=2048):
                 for leaf in range(xd.shape[0]):
                     for j in range(min(8, n - leaf*8)):
                         u, k = unpack(PATH, CODE, w, o + HEAD + j*STEP), (leaf*8 + j)*W*RECORD
-                        _read_ahead(STEP, AHEAD, w, o + HEAD + j*STEP)
+                        _read_ahead(HEAD, STEP, AHEAD, w, o, j)
                         d = _load_d(PATH, HALF, w, o + j*D)
                         if HAS_MIN: m = _load_d(PATH, HALF, w, o + (8 + j)*D)
                         for c in range(C):
@@ -403,13 +467,13 @@ def _many_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D, AHEAD=2048):
                 for c in range(C): _store_rows(out, rows[c]*R + g*16, R - g*16, edge, load_floats(sums, c*32 + 16))
     return many_32
 
-# %% ../nbs/09c_cpu_products.ipynb #b7e8119c
+# %% ../nbs/09c_cpu_products.ipynb #bf4d8360
 @functools.cache
 def kernels(p: Packing, # what to compile for
             path: str, # "portable", "avx2" or "vnni"
             ): # (kernel for one column, kernel for many)
     "The two kernels of a packing; compiled when they are called first."
-    add_ = p.offset + offset(path, p.code)
+    add_ = p.offset
     if p.block == 256: make, args = (_one_256, _many_256), (p.group, p.has_min, p.head, p.step)
     else: make, args = (_one_32, _many_32), (p.half, p.has_min, p.head, p.step, 16*p.d_bytes)
     return tuple(f(path, p.code, add_, *args) for f in make)

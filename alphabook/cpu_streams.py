@@ -4,37 +4,36 @@
 
 # %% auto #0
 __all__ = ['open_streams', 'stream_norm', 'read_streams', 'write_streams', 'block_keys', 'scores_kernel', 'block_scores',
-           'choose_blocks', 'sparse_kernel', 'sparse_attention', 'ngrams', 'hash_rows', 'fit', 'Experts',
-           'MappedMatrix', 'Matrix', 'UNPACK_LIMIT', 'add', 'add_expert_bias', 'add_norm', 'apply_rope', 'attention',
-           'columns', 'combine', 'conv_rows', 'conv_silu', 'embed', 'expert_matmul', 'expert_matmuls', 'gated',
-           'gated_norm', 'gdn', 'gdn_gates', 'joined', 'l2_norm', 'load_experts', 'load_matrix', 'matmul', 'matmuls',
-           'recording', 'rms_norm', 'rope_angles', 'route', 'scale', 'set_threads', 'set_vectors', 'sigmoid_gate',
-           'softcap', 'store_rows']
+           'choose_blocks', 'sparse_kernel', 'sparse_attention', 'ngrams', 'hash_rows', 'fit', 'Experts', 'Matrix',
+           'UNPACK_LIMIT', 'add', 'add_expert_bias', 'add_norm', 'apply_rope', 'attention', 'columns', 'combine',
+           'conv_rows', 'conv_silu', 'embed', 'expert_matmul', 'expert_matmuls', 'gated', 'gated_norm', 'gdn',
+           'gdn_gates', 'joined', 'l2_norm', 'load_experts', 'load_matrix', 'matmul', 'matmuls', 'recording',
+           'rms_norm', 'rope_angles', 'route', 'scale', 'set_threads', 'set_vectors', 'sigmoid_gate', 'softcap',
+           'store_rows']
 
-# %% ../nbs/09g_cpu_streams.ipynb #c639d59c
+# %% ../nbs/09g_cpu_streams.ipynb #1c0cae8b
 import functools
 
 import numpy as np
-from numba import njit
 
 from .cpu import (
-    INF, PIECE, TILE, ZERO, F, _dots, _finish, _flat, _join, _path, _sum_of_tile, _widen)
+    INF, PIECE, ROOM, TILE, ZERO, F, _clear, _finish, _flat, _join, _path, _scores, _weights)
 from .cpu_hybrid import (
-    UNPACK_LIMIT, Experts, MappedMatrix, Matrix, add, add_expert_bias, add_norm, apply_rope, attention, columns, combine,
+    UNPACK_LIMIT, Experts, Matrix, add, add_expert_bias, add_norm, apply_rope, attention, columns, combine,
     conv_rows, conv_silu, embed, expert_matmul, expert_matmuls, gated, gated_norm, gdn, gdn_gates, joined, l2_norm,
-    load_experts, load_matrix, matmul, matmuls, recording, rms_norm, rope_angles, route, scale, set_threads, set_vectors,
-    sigmoid_gate, softcap, store_rows)
+    load_experts, load_matrix, matmul, matmuls, recording, rms_norm, rope_angles, route, scale, set_threads,
+    set_vectors, sigmoid_gate, softcap, store_rows)
 from .tape import empty, kernel, share
-from .vectors import (
-    fadd, fdiv, fmax, fmul, fsub, fused, get, load_floats, put, spread, store_floats, top_16, vdot, vexp, vsigmoid,
-    vsilu, weigh, within, zero_floats)
+from alphabook.vectors import (
+    FLOAT32, dots_16, fadd, fdiv, fmax, fmul, fused, get, load_floats, put, spread, vdot, vsigmoid, vsilu, weigh,
+    zero_floats)
 
-# %% ../nbs/09g_cpu_streams.ipynb #3a70efe9
+# %% ../nbs/09g_cpu_streams.ipynb #97abbd84
 _all_ = [                                      # a backend is one module: this one has all operations of 09d to 09f too
-    "Experts", "MappedMatrix", "Matrix", "UNPACK_LIMIT", "add", "add_expert_bias", "add_norm", "apply_rope", "attention",
+    "Experts", "Matrix", "UNPACK_LIMIT", "add", "add_expert_bias", "add_norm", "apply_rope", "attention",
     "columns", "combine", "conv_rows", "conv_silu", "embed", "expert_matmul", "expert_matmuls", "gated", "gated_norm",
-    "gdn", "gdn_gates", "joined", "l2_norm", "load_experts", "load_matrix", "matmul", "matmuls", "recording", "rms_norm",
-    "rope_angles", "route", "scale", "set_threads", "set_vectors", "sigmoid_gate", "softcap", "store_rows"]
+    "gdn", "gdn_gates", "joined", "l2_norm", "load_experts", "load_matrix", "matmul", "matmuls", "recording",
+    "rms_norm", "rope_angles", "route", "scale", "set_threads", "set_vectors", "sigmoid_gate", "softcap", "store_rows"]
 
 # %% ../nbs/09g_cpu_streams.ipynb #5f3432e8
 @kernel
@@ -134,7 +133,7 @@ def block_keys(k, # float32 [≥ n·block, D]: index keys of the positions from 
     share(_block_means, n, n*block*D, _flat(k), block, D, means.reshape(-1))
     return apply_rope(rms_norm(means, w, eps)[:, None], *angles, style)[:, 0]
 
-# %% ../nbs/09g_cpu_streams.ipynb #4206b5dc
+# %% ../nbs/09g_cpu_streams.ipynb #cd1903c7
 @functools.cache
 def scores_kernel(D: int): # width of a key
     "The kernel of `block_scores`: a task is sixteen blocks."
@@ -146,7 +145,7 @@ def scores_kernel(D: int): # width of a key
                 total = zero_floats()
                 for h in range(H):
                     at = (w*H + h)*D
-                    if D % 32 == 0 and b + 16 <= n: _dots(D, q, at, keys, b*D, s, 0)
+                    if D % 32 == 0: dots_16(FLOAT32, D, 1, q, at, keys, b*D, D, n - b - 1, s, 0)
                     else:
                         for i in range(min(16, n - b)): s[i] = vdot(q, at, keys, (b + i)*D, D)
                     total = fadd(total, fmax(load_floats(s, 0), zero_floats()))
@@ -199,49 +198,54 @@ def choose_blocks(scores, # float32 [W, n]: of all blocks that are complete at t
         if (pos + 1) % block: chosen[w, complete] = True
     return chosen
 
-# %% ../nbs/09g_cpu_streams.ipynb #3b6c80e9
-@njit(inline="always")
-def _chosen_tile(N, q, q_at, kf, vf, at, n, scale, p, placed, out): # n chosen positions, `at` their places
-    "What one head makes of the chosen positions of a tile: maximum, sum, and values."
-    top = spread(-INF)
-    for j in range(0, n, 16):
-        _dots(N, q, q_at, kf, j*N, p, j)
-        store_floats(p, j, within(fmul(load_floats(p, j), spread(scale)), 0, n - j, -INF))
-        top = fmax(top, load_floats(p, j))
-    m = top_16(top)
-    for j in range(0, n, 16): store_floats(p, j, vexp(fsub(load_floats(p, j), spread(m))))
-    weigh(N, p, 0, vf, 0, 0, n, out, 0)
-    placed[:] = ZERO
-    for j in range(n): placed[at[j]] = p[j]
-    return m, _sum_of_tile(placed)
+# %% ../nbs/09g_cpu_streams.ipynb #d15e39e9
+@kernel
+def _gather(k, v, at, step, D, N, chosen, start, end, block, kt, vt, places): # one KV head, positions start … end − 1
+    "Rows of the chosen positions, float16 (bits), to kt and vt, and their places in the tile; → how many."
+    n = 0
+    for pos in range(start, end):
+        if chosen[pos//block]:
+            for i in range(D): kt[n*N + i], vt[n*N + i] = k[at + pos*step + i], v[at + pos*step + i]
+            places[n] = pos - start
+            n += 1
+    return n
 
+@kernel
+def _put_places(p, at, places, n, whole): # scores of n positions → in their places, −∞ elsewhere
+    whole[:] = -INF
+    for j in range(n): whole[places[j]] = p[at + j]
+
+# %% ../nbs/09g_cpu_streams.ipynb #33929f27
 @functools.cache
-def sparse_kernel(PATH: str, D: int):
+def sparse_kernel(PATH: str, D: int, H: int): # H: heads that go over a tile together
     "The kernel of `sparse_attention`: a task is one row and one KV head."
     N = -(-D//32)*32
     @kernel
     def attend(lo, hi, q, k, v, positions, chosen, block, scale, KV, G, none, out):
-        kf, vf, o, ot = np.zeros(TILE*N, F), np.zeros(TILE*N, F), np.empty(G*N, F), np.empty(N, F)
-        m, l, qs, p, placed = np.empty(G, F), np.empty(G, F), np.zeros(G*N, F), np.empty(TILE, F), np.empty(TILE, F)
-        at = np.empty(TILE, np.int64)
+        PART = N + ROOM
+        kt, vt, places = np.zeros(TILE*N, np.uint16), np.zeros(TILE*N, np.uint16), np.empty(TILE, np.int64)
+        qs, p, whole = np.zeros((G + H)*N, F), np.empty(H*TILE, F), np.empty(TILE, F)
+        own, parts = np.empty(G*PART, F), np.empty(H*PART, F)
         for task in range(lo, hi):
             w, h = task//KV, task % KV
-            m[:], l[:], o[:] = -INF, ZERO, ZERO
-            for g in range(G): qs[g*N:g*N + D] = q[((w*KV + h)*G + g)*D:((w*KV + h)*G + g + 1)*D]
+            for g in range(G):
+                qs[g*N:g*N + D] = q[(task*G + g)*D:(task*G + g + 1)*D]
+                _clear(own, g*PART, N)
             for start in range(0, positions[w] + 1, TILE):
-                n = 0
-                for pos in range(start, min(start + TILE, positions[w] + 1)):
-                    if not chosen[w, pos//block]: continue
-                    _widen(PATH, D, k, (pos*KV + h)*D, 0, 1, kf, n*N)
-                    _widen(PATH, D, v, (pos*KV + h)*D, 0, 1, vf, n*N)
-                    at[n], n = pos - start, n + 1
-                for g in range(G if n else 0):
-                    m2, l2 = _chosen_tile(N, qs, g*N, kf, vf, at, n, scale, p, placed, ot)
-                    m[g], l[g] = _join(m[g], l[g], o, g*N, m2, l2, ot, 0, N)
-            for g in range(G): _finish(o, g*N, m[g], l[g], none, 0, D, out, ((w*KV + h)*G + g)*D)
+                end = min(start + TILE, positions[w] + 1)
+                n = _gather(k, v, h*D, KV*D, D, N, chosen[w], start, end, block, kt, vt, places)
+                for g in range(0, G if n else 0, H):
+                    _scores(PATH, N, H, qs, g*N, kt, 0, N, 0, n, p)
+                    for i in range(min(H, G - g)):
+                        _put_places(p, i*TILE, places, n, whole)
+                        parts[i*PART + N], parts[i*PART + N + 1] = _weights(whole, 0, 0, TILE, scale)
+                        for j in range(n): p[i*TILE + j] = whole[places[j]]
+                    weigh(PATH, N, H, p, 0, vt, 0, N, 0, n, parts, 0, PART)
+                    for i in range(min(H, G - g)): _join(own, (g + i)*PART, parts, i*PART, N)
+            for g in range(G): _finish(own, g*PART, N, none, 0, D, out, (task*G + g)*D)
     return attend
 
-# %% ../nbs/09g_cpu_streams.ipynb #7aa29122
+# %% ../nbs/09g_cpu_streams.ipynb #40ad7184
 def sparse_attention(q, # float32 [W, n_head, D]
                      k, v, # float16 [n_ctx, n_kv_head, D], rows written up to the largest position
                      positions, # int [W]
@@ -250,9 +254,11 @@ def sparse_attention(q, # float32 [W, n_head, D]
                      scale: float, # factor of the scores
                      ): # float32 [W, n_head, D]
     "Causal attention over chosen blocks; all heads of a row share its choice."
-    (W, H, D), KV, out = q.shape, k.shape[1], empty(q.shape)
+    (W, heads, D), KV, out = q.shape, k.shape[1], empty(q.shape)
+    G = heads//KV
     args = _flat(q), _flat(k.view(np.uint16)), _flat(v.view(np.uint16)), np.asarray(positions, np.int64), chosen
-    share(sparse_kernel(_path[0], D), W*KV, q.size*len(k), *args, block, F(scale), KV, H//KV, np.empty(0, F), out.reshape(-1))
+    kernel_, rest = sparse_kernel(_path[0], D, -(-G//-(-G//4))), (KV, G, np.empty(0, F), out.reshape(-1))
+    share(kernel_, W*KV, q.size*len(k), *args, block, F(scale), *rest)
     return out
 
 # %% ../nbs/09g_cpu_streams.ipynb #cfef6956

@@ -6,10 +6,10 @@
 __all__ = ['LANES', 'BYTES', 'WORDS', 'FLOATS', 'CODES', 'PORTABLE', 'AVX2', 'VNNI', 'load_bytes', 'load_words', 'load_floats',
            'load_brains', 'load_small', 'store_words', 'store_floats', 'spread_word', 'spread_float', 'zero_floats',
            'add', 'sub', 'mul', 'fadd', 'fsub', 'fmul', 'to_floats', 'fdiv', 'fmax', 'fmin', 'fsqrt', 'vexp',
-           'vsigmoid', 'vsilu', 'vgelu', 'vsoftplus', 'evens', 'odds', 'zip_low', 'zip_high', 'Vector',
-           'available_paths', 'choose_path', 'load_halves', 'fused', 'constant', 'Code', 'moves', 'unpack', 'offset',
-           'dot', 'prefetch', 'load_some', 'store_some', 'get', 'put', 'spread', 'where_less', 'fold_16', 'top_16',
-           'vdot', 'dots_16', 'within', 'weigh', 'store_halves', 'all_below']
+           'vsigmoid', 'vsilu', 'vgelu', 'vsoftplus', 'REGISTER', 'FLOAT32', 'evens', 'odds', 'zip_low', 'zip_high',
+           'Vector', 'available_paths', 'choose_path', 'load_halves', 'fused', 'constant', 'Code', 'moves', 'unpack',
+           'offset', 'dot', 'prefetch', 'load_some', 'store_some', 'get', 'put', 'spread', 'where_less', 'fold_16',
+           'top_16', 'vdot', 'dots_16', 'within', 'weigh', 'store_halves', 'all_below']
 
 # %% ../nbs/09a_vectors.ipynb #e637f113
 from dataclasses import dataclass
@@ -97,17 +97,18 @@ load_brains = _loader(FLOATS, _vector(_ints[16], LANES), lambda builder, v: buil
     builder.shl(builder.zext(v, WORDS.llvm), _constant(WORDS.llvm, 16)), FLOATS.llvm))
 load_small = _loader(WORDS, _vector(_ints[8], LANES), lambda builder, v: builder.sext(v, WORDS.llvm))
 
-# %% ../nbs/09a_vectors.ipynb #0bc98547
-def _widen_halves(builder, v): # <16 x i16> → <16 x float>
+# %% ../nbs/09a_vectors.ipynb #26533e63
+def _widen_halves(builder, v): # <n x i16> → <n x float>
     "float16 → float32, exactly, in integers."
-    words, number = WORDS.llvm, lambda n: _constant(WORDS.llvm, n)
+    words, floats = (_vector(t, v.type.count) for t in (_ints[32], _float))
+    number = lambda n: _constant(words, n)
     h = builder.zext(v, words)
     body = builder.shl(builder.and_(h, number(0x7FFF)), number(13))
-    scaled = builder.fmul(builder.bitcast(body, FLOATS.llvm), _constant(FLOATS.llvm, 2.0**112))
+    scaled = builder.fmul(builder.bitcast(body, floats), _constant(floats, 2.0**112))
     special = builder.icmp_unsigned(">=", body, number(0x0F800000))
     bits = builder.select(special, builder.or_(body, number(0x7F800000)), builder.bitcast(scaled, words))
     sign = builder.shl(builder.and_(h, number(0x8000)), number(16))
-    return builder.bitcast(builder.or_(bits, sign), FLOATS.llvm)
+    return builder.bitcast(builder.or_(bits, sign), floats)
 
 # %% ../nbs/09a_vectors.ipynb #5ecc9ad4
 @intrinsic(prefer_literal=True)
@@ -490,41 +491,101 @@ def vdot(x, x_at, y, y_at, n): # float32 arrays
     "Dot product of n floats from x[x_at] and y[y_at] on, by the contract."
     return _dot_lanes(32, x, x_at, y, y_at, n) if n <= 256 else _dot_lanes(256, x, x_at, y, y_at, n)
 
-# %% ../nbs/09a_vectors.ipynb #056bb4d5
+# %% ../nbs/09a_vectors.ipynb #cc776607
 def _fold_two(builder, a, b, size):
     "Two vectors with sums in groups of `size` lanes: one with all of them, in groups of half the size."
-    index = lambda o: [i for g in range(o, 2*LANES, size) for i in range(g, g + size//2)]
-    low, high = (builder.shuffle_vector(a, b, ir.Constant(WORDS.llvm, index(o))) for o in (0, size//2))
+    lanes = a.type.count
+    index = lambda o: [i for g in range(o, 2*lanes, size) for i in range(g, g + size//2)]
+    low, high = (builder.shuffle_vector(a, b, ir.Constant(_vector(_ints[32], lanes), index(o))) for o in (0, size//2))
     return builder.fadd(low, high)
 
-def _fold_together(builder, make, first=0, n=LANES):
-    "Folds of the vectors make(first) … make(first + n − 1), with as few of them alive at once as possible."
-    if n == 1: return make(first)
-    a, b = (_fold_together(builder, make, i, n//2) for i in (first, first + n//2))
-    return _fold_two(builder, a, b, 2*LANES//n)
+def _fold_eight(builder, vectors):
+    "Folds of eight vectors of eight lanes, as one."
+    size = 8
+    while len(vectors) > 1:
+        vectors = [_fold_two(builder, a, b, size) for a, b in zip(vectors[::2], vectors[1::2])]
+        size //= 2
+    return builder.fadd(vectors[0], _constant(vectors[0].type, 0.0))
 
-# %% ../nbs/09a_vectors.ipynb #baaacd0a
-def _load_at(builder, start, i):
-    "Sixteen floats from a pointer to floats on."
-    return builder.load(builder.bitcast(builder.gep(start, [i]), FLOATS.llvm.as_pointer()), align=4)
+REGISTER = 16 if VNNI in available_paths() else 8      # floats of a register
+
+def _eight_lanes(builder, n, products):
+    """Sums of 32 lanes each, folded to eight. `products` maps (i, sums so far) to the sums with REGISTER elements more,
+    and None to their number. One register's part of the lanes comes after another, since there are few registers."""
+    count, kind = products(None, None), _vector(_float, REGISTER)
+    parts = []
+    for first in range(0, 32, REGISTER):
+        sums = [_constant(kind, 0.0)]*count
+        for i in range(first, n, 32): sums = products(ir.IntType(64)(i), sums)
+        parts.append(sums)
+    while len(parts) > 1:
+        half = len(parts)//2
+        parts = [[builder.fadd(*pair) for pair in zip(*both)] for both in zip(parts[:half], parts[half:])]
+    return parts[0] if REGISTER == 8 else [builder.fadd(*_parts(builder, v, 2)) for v in parts[0]]
+
+def _fold_rows(builder, count, eight_lanes):
+    "Folds of `count` sums of each of sixteen rows; eight_lanes(two rows) lists those of the first, then of the second."
+    index = ir.IntType(64)
+    room = builder.bitcast(cgutils.alloca_once(builder, ir.ArrayType(_float, 128*count)), _float.as_pointer())
+    with cgutils.for_range_slice(builder, index(0), index(16), index(2)) as (row, _):
+        for i, v in enumerate(eight_lanes((row, builder.add(row, index(1))))):
+            at = builder.add(builder.mul(builder.add(row, index(i//count)), index(8)), index(128*(i % count)))
+            _store_at(builder, v, room, at)
+    def fold_eight(i): return _fold_eight(builder, [_eight_at(builder, room, index(8*j)) for j in range(i, i + 8)])
+    return [_join(builder, [fold_eight(16*h), fold_eight(16*h + 8)]) for h in range(count)]
+
+def _eight_at(builder, start, i):
+    "Eight floats from start[i] on."
+    return builder.load(builder.bitcast(builder.gep(start, [i]), _vector(_float, 8).as_pointer()), align=4)
+
+def _store_at(builder, v, start, i):
+    "Store a vector at start[i]."
+    builder.store(v, builder.bitcast(builder.gep(start, [i]), v.type.as_pointer()), align=4)
+
+# %% ../nbs/09a_vectors.ipynb #fa4a673e
+FLOAT32 = "float32"                            # in place of a path: the array holds float32
+
+def _wide(builder, kind, start, i, lanes=LANES):
+    "Some numbers from start[i] on, as floats."
+    stored = _vector(_float if kind == FLOAT32 else _ints[16], lanes)
+    v = builder.load(builder.bitcast(builder.gep(start, [i]), stored.as_pointer()), align=2)
+    if kind == FLOAT32: return v
+    if kind == PORTABLE: return _widen_halves(builder, v)
+    return builder.fpext(builder.bitcast(v, _vector(ir.HalfType(), lanes)), _vector(_float, lanes))
+
+def _start(context, builder, signature, args, i, kind=FLOAT32):
+    "Argument i, an array, at the index that follows it, as a pointer to its elements."
+    return _address(context, builder, signature, args, i, _float if kind == FLOAT32 else _ints[16])
+
+# %% ../nbs/09a_vectors.ipynb #fd687a14
+def _fma_of(builder, *xyz): return _call(builder, f"llvm.fma.v{xyz[0].type.count}f32", xyz[0].type, *xyz)
 
 @intrinsic(prefer_literal=True)
-def dots_16(typingctx, n, q, q_at, k, k_at):
-    "Dot products of q[q_at …] with sixteen rows of n floats, k[k_at …]; n is a literal multiple of 32 up to 256."
+def dots_16(typingctx, kind, n, heads, q, q_at, k, k_at, step, most, out, at):
+    """out[at + 64·h + i] = lane dot of n floats from q[q_at + h·n] and n numbers from k[k_at + min(i, most)·step], for
+    i < 16; kind, n (a multiple of 32 up to 256) and heads are literals."""
     def codegen(context, builder, signature, args):
-        q, k = (_address(context, builder, signature, args, i, _float) for i in (1, 3))
-        places = range(0, n.literal_value, LANES)
-        qs = [_load_at(builder, q, _ints[32](i)) for i in places]
-        def lanes(row):
-            parts = _floats(0, 0)
-            for x, i in zip(qs, places):
-                y = _load_at(builder, k, _ints[32](row*n.literal_value + i))
-                parts = [parts[1], _fma(builder, x, y, parts[0])]
-            return builder.fadd(*parts)
-        return builder.fadd(_fold_together(builder, lanes), *_floats(0))
-    return FLOATS(n, q, types.intp, k, types.intp), codegen
+        form, width, H, index = kind.literal_value, n.literal_value, heads.literal_value, ir.IntType(64)
+        q, k, out = (_start(context, builder, signature, args, i, f)
+                     for i, f in ((3, FLOAT32), (5, form), (9, FLOAT32)))
+        step, most = args[7:9]
+        def eight_lanes(rows):
+            keys = [builder.select(builder.icmp_signed("<", r, most), r, most) for r in rows]
+            keys = [builder.gep(k, [builder.mul(r, step)]) for r in keys]
+            def products(i, sums):
+                if i is None: return H*len(keys)
+                xs, sums = [_wide(builder, form, k, i, REGISTER) for k in keys], [*sums]
+                for h in range(H):
+                    y = _wide(builder, FLOAT32, q, builder.add(i, index(h*width)), REGISTER)
+                    for r, x in enumerate(xs): sums[r*H + h] = _fma_of(builder, x, y, sums[r*H + h])
+                return sums
+            return _eight_lanes(builder, width, products)
+        for h, v in enumerate(_fold_rows(builder, H, eight_lanes)): _store_at(builder, v, out, index(64*h))
+        return context.get_dummy_value()
+    at_ = types.intp
+    return types.void(kind, n, heads, q, at_, k, at_, at_, at_, out, at_), codegen
 
-# %% ../nbs/09a_vectors.ipynb #5e382d16
+# %% ../nbs/09a_vectors.ipynb #4e4c74de
 @intrinsic
 def within(typingctx, v, first, last, other):
     "Lanes first ≤ i < last of v, and `other` elsewhere."
@@ -534,27 +595,38 @@ def within(typingctx, v, first, last, other):
         return builder.select(inside, v, _spread(builder, other, LANES))
     return FLOATS(FLOATS, types.intp, types.intp, types.float32), codegen
 
+def _weigh_columns(builder, form, columns, heads, p, start, step, first, last):
+    "Sums over j of p[64·h + j] times sixteen numbers each of row j: a list for each head."
+    index = ir.IntType(64)
+    sums = [[cgutils.alloca_once(builder, FLOATS.llvm) for _ in columns] for _ in range(heads)]
+    for of_head in sums:
+        for s in of_head: builder.store(*_floats(0), s)
+    with cgutils.for_range_slice(builder, first, last, index(1)) as (j, _):
+        row = builder.gep(start, [builder.mul(j, step)])
+        values = [_wide(builder, form, row, index(i)) for i in columns]
+        for h, of_head in enumerate(sums):
+            weight = _spread(builder, builder.load(builder.gep(p, [builder.add(j, index(64*h))])), LANES)
+            for s, v in zip(of_head, values): builder.store(_fma(builder, weight, v, builder.load(s)), s)
+    return [[builder.load(s) for s in of_head] for of_head in sums]
+
 @intrinsic(prefer_literal=True)
-def weigh(typingctx, n, p, p_at, v, v_at, first, last, out, at):
-    "out[at + i] = Σ p[j]·v[j·n + i] by fma over j = first … last − 1; n is a literal multiple of 16."
+def weigh(typingctx, kind, n, heads, p, p_at, v, v_at, step, first, last, out, at, apart):
+    """out[at + h·apart + i] = Σ p[p_at + 64·h + j]·v[v_at + j·step + i] by fma over j = first … last − 1; kind, n (a
+    multiple of 16) and heads are literals."""
     def codegen(context, builder, signature, args):
-        p, v, out = (_address(context, builder, signature, args, i, _float) for i in (1, 3, 7))
-        first, last, width = args[5], args[6], args[5].type(n.literal_value)
-        for start in range(0, n.literal_value, 128):
-            places = range(start, min(start + 128, n.literal_value), LANES)
-            sums = [cgutils.alloca_once_value(builder, *_floats(0)) for _ in places]
-            for s in sums: builder.store(*_floats(0), s)
-            with cgutils.for_range_slice(builder, first, last, first.type(1)) as (j, _):
-                weight = _spread(builder, builder.load(builder.gep(p, [j])), LANES)
-                for s, i in zip(sums, places):
-                    value = _load_at(builder, v, builder.add(builder.mul(j, width), width.type(i)))
-                    builder.store(_fma(builder, weight, value, builder.load(s)), s)
-            for s, i in zip(sums, places):
-                to = builder.bitcast(builder.gep(out, [_ints[32](i)]), FLOATS.llvm.as_pointer())
-                builder.store(builder.load(s), to, align=4)
+        form, width, H, index = kind.literal_value, n.literal_value, heads.literal_value, ir.IntType(64)
+        p, v, out = (_start(context, builder, signature, args, i, f)
+                     for i, f in ((3, FLOAT32), (5, form), (10, FLOAT32)))
+        step, first, last, apart = *args[7:10], args[12]
+        size = LANES*(8, 8, 4, 4)[H - 1]//(1 if form == VNNI else (2, 4, 2, 4)[H - 1])
+        for begin in range(0, width, size):
+            columns = range(begin, min(begin + size, width), LANES)
+            for h, sums in enumerate(_weigh_columns(builder, form, columns, H, p, v, step, first, last)):
+                to = builder.gep(out, [builder.mul(apart, index(h))])
+                for s, i in zip(sums, columns): _store_at(builder, s, to, index(i))
         return context.get_dummy_value()
-    index = types.intp
-    return types.void(n, p, index, v, index, index, index, out, index), codegen
+    at_ = types.intp
+    return types.void(kind, n, heads, p, at_, v, at_, at_, at_, at_, out, at_, at_), codegen
 
 # %% ../nbs/09a_vectors.ipynb #dbb003e3
 def _shuffle(index):

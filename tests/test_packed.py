@@ -6,7 +6,7 @@ import pytest
 import alphabook.arithmetic as spec
 import alphabook.cpu_products as cpu
 import alphabook.vectors as vectors
-from alphabook.blocks import FLOAT_TYPES, FORMATS, random_blocks
+from alphabook.blocks import FLOAT_TYPES, FORMATS, decode, random_blocks
 from alphabook.modelfile import TYPE
 from alphabook.tape import recording
 
@@ -72,6 +72,27 @@ def test_packed_weights_take_about_as_much_as_the_file(type):
     for K in (768, 4096):
         data = random_blocks(type, 64, K, np.random.default_rng(0))
         assert cpu.load_matrix(data, type).packed.nbytes <= 1.1*data.nbytes
+
+
+def resident(path):
+    "Bytes of a mapped file that are in this process's memory."
+    mine = False
+    for line in open('/proc/self/smaps'):
+        if '-' in line.split(' ', 1)[0]: mine = line.rstrip().endswith(str(path))
+        elif mine and line.startswith('Rss:'): return 1024*int(line.split()[1])
+
+
+@pytest.mark.skipif(not os.path.exists('/proc/self/smaps'), reason='the system does not tell')
+def test_pages_that_have_been_packed_are_released_and_come_back(tmp_path):
+    data = random_blocks('Q8_0', 4096, 1024, np.random.default_rng(0))
+    (tmp_path/'w').write_bytes(data)
+    mapped = np.memmap(tmp_path/'w', np.uint8, 'r').reshape(data.shape)
+    mapped.max()
+    assert resident(tmp_path/'w') > 0.9*data.nbytes
+    w = cpu.load_matrix(mapped, 'Q8_0')
+    assert resident(tmp_path/'w') < 0.1*data.nbytes
+    ids = [0, 17, 4095]
+    assert cpu.embed(w, ids).tobytes() == decode(data[ids], 'Q8_0').tobytes() and (mapped == data).all()
 
 
 def test_float_matrices_are_not_copied():
