@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['INTERPRET', 'pdl', 'MAGIC', 'LOG2E', 'NEG_LN2_HI', 'NEG_LN2_LO', 'EXP_MIN', 'EXP_MAX', 'E6', 'E5', 'E4', 'E3', 'E2',
            'E1', 'E0', 'MAGIC_BITS', 'GELU_CUBE', 'GELU_SCALE', 'L5', 'L4', 'L3', 'L2', 'L1', 'TURN', 'S2', 'S1', 'S0',
-           'C2', 'C1', 'C0', 'k', 'SCRATCH', 'LOWEST', 'exact_fma', 'begin', 'use_pdl', 'launch', 'exp', 'sigmoid',
-           'silu', 'gelu', 'softplus', 'swiglu_oai_', 'pointwise_', 'k_pointwise', 'as_rows', 'pointwise', 'gated',
-           'softcap', 'add', 'scale', 'fold', 'root_mean', 'summed', 'k_norm', 'norm', 'rms_norm', 'add_norm',
-           'phase_angles', 'k_angles', 'load_steps', 'rope_angles', 'kv_tables', 'pack_keys', 'unpack_keys',
-           'head_values', 'rotated', 'head_scale', 'k_heads', 'heads', 'lane', 'lanes', 'fold_groups', 'tile_values',
-           'k_attend', 'largest', 'factors', 'k_combine_tiles', 'spread', 'attend_rows', 'attention', 'Rows',
-           'parts_of', 'load_rows', 'k_embed', 'embed', 'rank_keys', 'key_value', 'k_top_of_blocks', 'k_merge_top',
-           'top_k', 'argmax', 'random_bits', 'weights_32', 'likeliest', 'k_sample', 'sampling_buffers', 'sample']
+           'C2', 'C1', 'C0', 'SCRATCH', 'LOWEST', 'exact_fma', 'begin', 'use_pdl', 'launch', 'exp', 'sigmoid', 'silu',
+           'gelu', 'softplus', 'swiglu_oai_', 'pointwise_', 'k_pointwise', 'as_rows', 'pointwise', 'gated', 'softcap',
+           'add', 'scale', 'fold', 'root_mean', 'summed', 'k_norm', 'norm', 'rms_norm', 'add_norm', 'phase_angles',
+           'k_angles', 'load_steps', 'rope_angles', 'kv_tables', 'pack_keys', 'unpack_keys', 'head_values', 'rotated',
+           'head_scale', 'k_heads', 'heads', 'lane', 'lanes', 'fold_groups', 'tile_values', 'k_attend', 'largest',
+           'factors', 'k_combine_tiles', 'spread', 'attend_rows', 'attention', 'Rows', 'parts_of', 'load_rows',
+           'k_embed', 'embed', 'rank_keys', 'key_value', 'k_top_of_blocks', 'k_merge_top', 'top_k', 'argmax',
+           'random_bits', 'weights_32', 'likeliest', 'k_sample', 'sampling_buffers', 'sample']
 
 # %% ../nbs/10c_gpu.ipynb #ff4bfedc
 import os
@@ -313,7 +313,7 @@ def kv_tables(n_layer: int, # layers that attend
     tiles = triton.cdiv(n_ctx, 64)
     return zeros(tiles, triton.cdiv(head_dim, 32)*32, 64), zeros(tiles*64, head_dim)
 
-# %% ../nbs/10c_gpu.ipynb #19d7b204
+# %% ../nbs/10c_gpu.ipynb #937b59c4
 def pack_keys(k): # [n_ctx, n_kv_head, D] → [n_kv_head, tiles, ⌈D⌉, 64], filled up with zeros
     "Keys of chapter 08's cache in the order of `kv_tables`, for a snapshot that moves to the device."
     k = torch.nn.functional.pad(k, (0, -k.shape[2] % 32, 0, 0, 0, -len(k) % 64))
@@ -322,9 +322,6 @@ def pack_keys(k): # [n_ctx, n_kv_head, D] → [n_kv_head, tiles, ⌈D⌉, 64], f
 def unpack_keys(k, n: int, D: int): # [n_kv_head, tiles, ⌈D⌉, 64], positions, values of a head → [n, n_kv_head, D]
     "The way back."
     return k.permute(1, 3, 0, 2).reshape(-1, k.shape[0], k.shape[2])[:n, :, :D].contiguous()
-
-k = torch.arange(70*2*40).view(70, 2, 40)
-assert torch.equal(unpack_keys(pack_keys(k), 70, 40), k) and pack_keys(k)[1, 1, 5, 3] == k[67, 1, 5]
 
 # %% ../nbs/10c_gpu.ipynb #17bd581a
 @triton.jit
