@@ -3,15 +3,18 @@
 # %% auto #0
 __all__ = ['INTERPRET', 'PLAIN', 'LOG2E', 'LN2_HI', 'LN2_LO', 'MAGIC', 'MAGIC_BITS', 'EXP_MAX', 'EXP_MIN', 'E6', 'E5', 'E4', 'E3',
            'E2', 'E1', 'E0', 'GELU_CUBE', 'GELU_SCALE', 'PARTS', 'TINIEST', 'LARGEST', 'STEPS', 'D_DIV', 'EXACT',
-           'MOVE', 'AHEAD', 'full', 'exp', 'sigmoid', 'silu', 'gelu', 'gate_up', 'fold', 'Acts', 'empty_acts',
-           'store_digits', 'store_acts', 'quantize_kernel', 'gated_kernel', 'square_sum', 'norm_kernel', 'pdl',
-           'quantize', 'gated_quantize', 'norm_quantize', 'of', 'spread', 'table_word', 'field', 'prmt', 'places',
-           'look_up', 'decode', 'operand', 'k_first', 'halves', 'load_pair', 'half', 'group_scale', 'load_tile',
-           'load_digits', 'offsets_256', 'group_sum', 'operands', 'scale_of', 'leaf_256', 'leaf_32', 'in_order',
-           'row_of', 'act_row', 'prefetch', 'sweep', 'product_kernel', 'expert_kernel', 'Matrix', 'load_matrix', 'Plan',
-           'power', 'plan', 'product']
+           'PACKINGS', 'MOVE', 'FLOATS', 'full', 'exp', 'sigmoid', 'silu', 'gelu', 'gate_up', 'fold', 'Acts',
+           'empty_acts', 'store_digits', 'store_acts', 'quantize_kernel', 'gated_kernel', 'square_sum', 'norm_kernel',
+           'pdl', 'quantize', 'gated_quantize', 'norm_quantize', 'of', 'spread', 'table_word', 'field', 'prmt',
+           'places', 'look_up', 'decode', 'operand', 'k_first', 'halves', 'load_pair', 'half', 'group_scale',
+           'load_tile', 'load_digits', 'offsets_256', 'float_dot', 'scaled', 'scaled_bits', 'words', 'group_sum',
+           'operands', 'scale_of', 'leaf_256', 'leaf_32', 'in_order', 'row_of', 'act_row', 'ask', 'columns',
+           'activations', 'tile_at', 'leaves', 'store_rows', 'sweep', 'product_kernel', 'expert_kernel', 'Matrix',
+           'load_matrix', 'Plan', 'power', 'plan', 'product', 'tasks_kernel', 'Tasks', 'group_rows', 'Experts',
+           'load_experts', 'expert_product', 'expert_plan', 'widen', 'float_kernel', 'float_product', 'matmul',
+           'expert_matmul', 'one_row', 'byte_at', 'row_scale', 'embed_kernel', 'embed_float_kernel', 'embed']
 
-# %% ../nbs/10b_gpu_products.ipynb #a07107c8
+# %% ../nbs/10b_gpu_products.ipynb #95e7182c
 import os
 from dataclasses import dataclass
 
@@ -20,7 +23,7 @@ import triton
 import triton.language as tl
 
 from . import elementary
-from .blocks import FLOAT_TYPES
+from .blocks import FLOAT_TYPES, FORMATS
 from .gpu_weights import pack, packing
 from .modelfile import TYPE
 
@@ -63,7 +66,7 @@ def exp(x):
     e = (p.to(tl.int32, bitcast=True) + (n << 23)).to(tl.float32, bitcast=True)
     return tl.where(x > EXP_MAX, float("inf"), tl.where(x < EXP_MIN, 0.0, e))
 
-# %% ../nbs/10b_gpu_products.ipynb #8989033c
+# %% ../nbs/10b_gpu_products.ipynb #cc730b35
 @triton.jit
 def sigmoid(x):
     "1 ÷ (1 + exp(−x))."
@@ -77,7 +80,7 @@ def silu(x):
 @triton.jit
 def gelu(x):
     "x ÷ (1 + exp(−2u)), u = sqrt(2/π)(x + 0.044715 x³)."
-    return tl.div_rn(x, 1.0 + exp(0.0 - GELU_SCALE*(x + GELU_CUBE*((x*x)*x))))
+    return tl.div_rn(x, 1.0 + exp(0.0 - (x + ((x*x)*x)*GELU_CUBE)*GELU_SCALE))
 
 @triton.jit
 def gate_up(g, u, ACT: tl.constexpr):
@@ -86,7 +89,7 @@ def gate_up(g, u, ACT: tl.constexpr):
     elif ACT == "gelu": return gelu(g)*u
     else:
         g, u = tl.minimum(g, 7.0), tl.minimum(tl.maximum(u, -7.0), 7.0)
-        return (g*sigmoid(1.702*g))*(u + 1.0)
+        return (g*sigmoid(g*1.702))*(u + 1.0)
 
 # %% ../nbs/10b_gpu_products.ipynb #9bba51cb
 @triton.jit
@@ -95,21 +98,21 @@ def fold(v, M: tl.constexpr, L: tl.constexpr):
     if L == 1: return tl.reshape(v, [M]) + 0.0
     else: return fold(tl.sum(tl.reshape(v, [M, 2, L//2]), 1), M, L//2)
 
-# %% ../nbs/10b_gpu_products.ipynb #ae503692
+# %% ../nbs/10b_gpu_products.ipynb #89d22a8b
 @dataclass
 class Acts:
     "W rows of activations by the contract, as the products read them; S is W rounded up to a multiple of 8."
     q: torch.Tensor                # int8 [nb, 4 pairs of groups, S, 4 t, 2 h, 2 i, 4 b]
-    a: torch.Tensor                # int32 [nb, 8, S]: scale of each group of 32
+    a: torch.Tensor                # float32 [nb, 8, S]: scale of each group of 32, 1 … 32
     s: torch.Tensor                # float32 [nb, 8, S]: a·(sum of the group), exact
-    m8: torch.Tensor               # int8 [nb, 3 digits, S, 8]: the same in digits of 7 bits
-    m16: torch.Tensor              # int8 [nb, 3 digits, S, 16]: the same of groups of 16
+    m8: torch.Tensor               # int8 [nb, 2, S, 1 t, 2 h, 2 i, 4 b]: the same in digits of 7 bits, two and one
+    m16: torch.Tensor              # int8 [nb, 2, S, 2 t, 2 h, 2 i, 4 b]: the same of groups of 16
     d: torch.Tensor                # float32 [nb, S]
     W: int
     K: int
     x: 'torch.Tensor | None' = None    # float32 [W, K]: the rows themselves, for float matrices
 
-PARTS = dict(q=(256, torch.int8), a=(32, torch.int32), s=(32, torch.float32), m8=(24, torch.int8), m16=(48, torch.int8),
+PARTS = dict(q=(256, torch.int8), a=(32, torch.float32), s=(32, torch.float32), m8=(32, torch.int8), m16=(64, torch.int8),
              d=(4, torch.float32))
 
 def empty_acts(W: int, # rows
@@ -124,17 +127,18 @@ def empty_acts(W: int, # rows
         at += size*n
     return Acts(**parts, W=W, K=K)
 
-# %% ../nbs/10b_gpu_products.ipynb #4eb98a1b
+# %% ../nbs/10b_gpu_products.ipynb #710d3647
 TINIEST, LARGEST = _c(2.0**-100), _c(2.0**120)
 STEPS, D_DIV = _c(32), _c(127*32)
 
 @triton.jit
-def store_digits(p, v, DIG: tl.constexpr, S, G: tl.constexpr, n: tl.constexpr):
-    "Integers v below 2²⁰ as three digits of 7 bits, the highest with the sign."
-    g = tl.arange(0, n)
-    tl.store(p + g, (v & 127).to(tl.int8))
-    tl.store(p + S*G + g, ((v >> 7) & 127).to(tl.int8))
-    tl.store(p + 2*S*G + g, (v >> 14).to(tl.int8))
+def store_digits(p, v, S, G: tl.constexpr):
+    "G integers below 2²⁰ as three digits of 7 bits, the highest with the sign: two operands, and one."
+    g = tl.arange(0, G)
+    o = g//8*16 + g % 8
+    tl.store(p + o, (v & 127).to(tl.int8))
+    tl.store(p + o + 8, ((v >> 7) & 127).to(tl.int8))
+    tl.store(p + S*(2*G) + o, (v >> 14).to(tl.int8))
 
 @triton.jit
 def store_acts(x, w, b, S, p_q, p_a, p_s, p_m8, p_m16, p_d):
@@ -151,10 +155,10 @@ def store_acts(x, w, b, S, p_q, p_a, p_s, p_m8, p_m16, p_d):
     tl.store(p_q + ((b*4 + j//2)*S + w)*64 + k//4*16 + j % 2*8 + i*4 + k % 4, q.to(tl.int8))
     half = tl.sum(q, 2)                                                                   # (8, 2)
     sums, j1 = a*tl.sum(half, 1), tl.arange(0, 8)
-    tl.store(p_a + (b*8 + j1)*S + w, a)
+    tl.store(p_a + (b*8 + j1)*S + w, a.to(tl.float32))
     tl.store(p_s + (b*8 + j1)*S + w, sums.to(tl.float32))
-    store_digits(p_m8 + (b*3*S + w)*8, sums, 8, S, 8, 8)
-    store_digits(p_m16 + (b*3*S + w)*16, tl.reshape(a[:, None]*half, [16]), 16, S, 16, 16)
+    store_digits(p_m8 + (b*2*S + w)*16, sums, S, 8)
+    store_digits(p_m16 + (b*2*S + w)*32, tl.reshape(a[:, None]*half, [16]), S, 16)
     d = tl.where(live, tl.div_rn(top, tl.full([8], D_DIV, tl.float32)), tl.where(top < TINIEST, 0.0, float("nan")))
     tl.store(p_d + b*S + w + 0*j1, d)
 
@@ -258,11 +262,13 @@ def norm_quantize(x: torch.Tensor, # float32 [W, K]
                                **pdl(x.device))
     return acts
 
-# %% ../nbs/10b_gpu_products.ipynb #bbb70c3b
+# %% ../nbs/10b_gpu_products.ipynb #6156e2fe
+PACKINGS = {type: packing(type) for type in FORMATS}
+
 @triton.constexpr_function
 def of(TYPE, name):
     "A property of a type's packing, for kernels."
-    return getattr(packing(TYPE), name)
+    return getattr(PACKINGS[TYPE], name)
 
 @triton.constexpr_function
 def spread(value):
@@ -273,7 +279,7 @@ def spread(value):
 @triton.constexpr_function
 def table_word(TYPE, i):
     "Four entries of a type's table as a signed word."
-    m = sum((v & 255) << 8*b for b, v in enumerate(packing(TYPE).table[4*i:4*i + 4]))
+    m = sum((v & 255) << 8*b for b, v in enumerate(PACKINGS[TYPE].table[4*i:4*i + 4]))
     return m - (1 << 32) if m >= 1 << 31 else m
 
 # %% ../nbs/10b_gpu_products.ipynb #c5f64a52
@@ -357,7 +363,7 @@ def operand(w, R: tl.constexpr):
         v = tl.permute(tl.reshape(v, [R, 8, 4, 4, 2, 2]), [0, 4, 1, 2, 5, 3])
     return tl.reshape(v, [R, 16, 32])
 
-# %% ../nbs/10b_gpu_products.ipynb #b2f528a5
+# %% ../nbs/10b_gpu_products.ipynb #7b04a522
 @triton.jit
 def k_first(v, R: tl.constexpr, NC: tl.constexpr):
     "[R, NC, 4 t, 2 i, 4 b] → [R, 32, NC]."
@@ -372,12 +378,12 @@ def halves(v, R: tl.constexpr, NC: tl.constexpr):
             k_first(tl.permute(tl.join(z, b), [0, 1, 2, 4, 3]), R, NC))
 
 @triton.jit
-def load_pair(p, ok, R: tl.constexpr, NC: tl.constexpr, TYPE: tl.constexpr):
-    "Activations of two groups of 32, as two operands, or as four where scales are per 16."
+def load_pair(p, ok, R: tl.constexpr, NC: tl.constexpr, HALVES: tl.constexpr):
+    "Two operands [R, 32, NC], as four where their halves are needed apart."
     v = tl.reshape(tl.load(p, mask=ok, other=0), [R, NC, 4, 2, 2, 4])                     # (R, NC, t, h, i, b)
     low, high = tl.split(tl.permute(v, [0, 1, 2, 4, 5, 3]))
-    if of(TYPE, "group") == 32: return k_first(low, R, NC), k_first(high, R, NC)
-    else: return halves(low, R, NC) + halves(high, R, NC)
+    if HALVES: return halves(low, R, NC) + halves(high, R, NC)
+    else: return k_first(low, R, NC), k_first(high, R, NC)
 
 # %% ../nbs/10b_gpu_products.ipynb #76c9880c
 @triton.jit
@@ -413,79 +419,104 @@ def load_tile(p_w, tile, R: tl.constexpr, TYPE: tl.constexpr):
     for i in tl.static_range(NF): P = P + (tl.load(rows + of(TYPE, "o_float") + slot*NF + i),)
     return P
 
-# %% ../nbs/10b_gpu_products.ipynb #670493ff
+# %% ../nbs/10b_gpu_products.ipynb #508fa27b
 @triton.jit
-def load_digits(p, ok, o, stride, R: tl.constexpr, NC: tl.constexpr):
-    "Sums of activations in three digits: three operands [R, 32, NC]."
-    a = tl.reshape(tl.load(p + o, mask=ok, other=0), [R, NC, 32])
-    b = tl.reshape(tl.load(p + stride + o, mask=ok, other=0), [R, NC, 32])
-    c = tl.reshape(tl.load(p + 2*stride + o, mask=ok, other=0), [R, NC, 32])
-    return tl.permute(a, [0, 2, 1]), tl.permute(b, [0, 2, 1]), tl.permute(c, [0, 2, 1])
+def load_digits(p, ok, stride: tl.constexpr, R: tl.constexpr, NC: tl.constexpr):
+    "Sums of activations in digits: two operands and one."
+    return load_pair(p, ok, R, NC, False), load_pair(p + stride, ok, R, NC, False)
 
 @triton.jit
-def offsets_256(w, X, R: tl.constexpr):
+def offsets_256(w, X, Y, R: tl.constexpr):
     "Σ offset·a·(sum of activations): three dots, digits put together."
     m = operand(w, R)
-    M = (tl.dot(m, X[2], out_dtype=tl.int32) << 7) + tl.dot(m, X[1], out_dtype=tl.int32)
+    M = (tl.dot(m, Y[0], out_dtype=tl.int32) << 7) + tl.dot(m, X[1], out_dtype=tl.int32)
     return (M << 7) + tl.dot(m, X[0], out_dtype=tl.int32)
 
-# %% ../nbs/10b_gpu_products.ipynb #36657176
+# %% ../nbs/10b_gpu_products.ipynb #04f477d8
 @triton.jit
-def group_sum(P, J: tl.constexpr, X, a, R: tl.constexpr, TYPE: tl.constexpr):
-    "Σ sc·a·q·x over group J of 32 (times the power of two of `decode`, but for Q6_K)."
-    NP: tl.constexpr = of(TYPE, "bits") + of(TYPE, "has_min")                             # where words of scales begin
-    w = operand(decode(P, J, TYPE), R)
-    if of(TYPE, "group") == 32:
-        v = tl.dot(w, X[J % 2], out_dtype=tl.int32)
-        if of(TYPE, "has_scale"): return v*(group_scale(P[NP + J//4], J % 4, TYPE)*a)
-        else: return v*a
-    else:
-        s0, s1 = group_scale(P[NP + J//2], J % 2*2, TYPE), group_scale(P[NP + J//2], J % 2*2 + 1, TYPE)
-        v = tl.dot(w, X[J % 2*2], out_dtype=tl.int32)*s0 + tl.dot(w, X[J % 2*2 + 1], out_dtype=tl.int32)*s1
-        if of(TYPE, "bits") == 6: v = v >> 2
-        return v*a
+def float_dot(w, x, R: tl.constexpr, NC: tl.constexpr):
+    "MAGIC + Σ q·x as a float: an integer below 2²² that is added to the bits of MAGIC is added to MAGIC."
+    magic = tl.full([R, 16, NC], MAGIC_BITS, tl.int32)
+    return tl.dot(w, x, magic, out_dtype=tl.int32).to(tl.float32, bitcast=True)
 
 @triton.jit
-def operands(X, ok, stride, H: tl.constexpr, R: tl.constexpr, NC: tl.constexpr, TYPE: tl.constexpr, HELD: tl.constexpr):
+def scaled(u, a, TO: tl.constexpr):
+    "From MAGIC + s the float TO + s·a: exact, by one fma."
+    return tl.fma(u, tl.broadcast_to(a, u.shape), tl.broadcast_to(tl.fma(a, full(a, -MAGIC), full(a, TO)), u.shape))
+
+@triton.jit
+def scaled_bits(u, a):
+    "From MAGIC + s the integer s·a + MAGIC_BITS."
+    return scaled(u, a, MAGIC).to(tl.int32, bitcast=True)
+
+@triton.jit
+def words(P, U, J: tl.constexpr, TYPE: tl.constexpr):
+    "Decoded words of group J, from U if they are there already."
+    if len(U) > 0: return U[J]
+    else: return decode(P, J, TYPE)
+
+@triton.jit
+def group_sum(P, U, J: tl.constexpr, X, a, R: tl.constexpr, NC: tl.constexpr, TYPE: tl.constexpr):
+    "Σ sc·(a·q·x + MAGIC_BITS) over group J of 32, and the sum of its scales; without MAGIC_BITS where a·q·x is too large."
+    NP: tl.constexpr = of(TYPE, "bits") + of(TYPE, "has_min")                             # where words of scales begin
+    w = operand(words(P, U, J, TYPE), R)
+    if of(TYPE, "wide"):
+        v = tl.dot(w, X[J % 2], out_dtype=tl.int32)
+        return v*(group_scale(P[NP + J//4], J % 4, TYPE)*a.to(tl.int32)), tl.full([1, 1, 1], 0, tl.int32)
+    elif of(TYPE, "group") == 16:
+        s0, s1 = group_scale(P[NP + J//2], J % 2*2, TYPE), group_scale(P[NP + J//2], J % 2*2 + 1, TYPE)
+        v = scaled_bits(float_dot(w, X[J % 2*2], R, NC), a)*s0
+        return v + scaled_bits(float_dot(w, X[J % 2*2 + 1], R, NC), a)*s1, s0 + s1
+    elif of(TYPE, "has_scale"):
+        s = group_scale(P[NP + J//4], J % 4, TYPE)
+        return scaled_bits(float_dot(w, X[J % 2], R, NC), a)*s, s
+    else: return scaled_bits(float_dot(w, X[J % 2], R, NC), a), tl.full([1, 1, 1], 1, tl.int32)
+
+# %% ../nbs/10b_gpu_products.ipynb #666f9c24
+@triton.jit
+def operands(X, ok, stride: tl.constexpr, H: tl.constexpr, R: tl.constexpr, NC: tl.constexpr, TYPE: tl.constexpr, HELD: tl.constexpr):
     "Activations of pair H of groups: held in registers, or loaded now (X is pointers)."
     if HELD: return X[H]
-    else: return load_pair(X + H*stride, ok, R, NC, TYPE)
+    else: return load_pair(X + H*stride, ok, R, NC, of(TYPE, "group") == 16)
 
 @triton.jit
-def scale_of(A, stride, J: tl.constexpr, HELD: tl.constexpr):
-    "Integer scales of the activations of group J, likewise."
+def scale_of(A, stride: tl.constexpr, J: tl.constexpr, TYPE: tl.constexpr, HELD: tl.constexpr):
+    "The scale of the activations of group J, likewise, less the power of two of `decode`."
     if HELD: return A[J]
-    else: return tl.load(A + J*stride)
+    else: return tl.load(A + J*stride)*of(TYPE, "shift")
 
-# %% ../nbs/10b_gpu_products.ipynb #f8b1e89a
+# %% ../nbs/10b_gpu_products.ipynb #ae74d551
 @triton.jit
-def leaf_256(P, X, A, M, d, ok, S, R: tl.constexpr, NC: tl.constexpr, TYPE: tl.constexpr, HELD: tl.constexpr):
+def leaf_256(P, U, X, A, M, d, ok, S: tl.constexpr, R: tl.constexpr, NC: tl.constexpr, TYPE: tl.constexpr,
+             HELD: tl.constexpr):
     "Leaves of superblock types [R, 16, NC]."
     END: tl.constexpr = of(TYPE, "bits") + of(TYPE, "has_min") + (of(TYPE, "groups")//4 if of(TYPE, "has_scale") else 0)
     for J in tl.static_range(8):
         if J % 2 == 0: Y = operands(X, ok, S*64, J//2, R, NC, TYPE, HELD)
-        v = group_sum(P, J, Y, scale_of(A, S, J, HELD), R, TYPE)
-        if J == 0 or (J == 4 and not of(TYPE, "has_min")): s = v
-        else: s += v
-        if J == 3: f = s.to(tl.float32)
+        v, c = group_sum(P, U, J, Y, scale_of(A, S, J, TYPE, HELD), R, NC, TYPE)
+        if J == 0 or (J == 4 and not of(TYPE, "has_min")): s, scales = v, c
+        else: s, scales = s + v, scales + c
+        if J == 3: f = (s - scales*MAGIC_BITS).to(tl.float32)
+    s = (s - scales*MAGIC_BITS).to(tl.float32)
     if of(TYPE, "has_min"):
-        m = offsets_256(P[of(TYPE, "bits")], M, R)
-        t = half(P[END], TYPE)*s.to(tl.float32) - half(P[END] >> 16, TYPE)*m.to(tl.float32)
-    else: t = half(P[END], TYPE)*(f + s.to(tl.float32))
+        m = offsets_256(P[of(TYPE, "bits")], M[0], M[1], R)
+        t = half(P[END], TYPE)*s - half(P[END] >> 16, TYPE)*m.to(tl.float32)
+    else: t = half(P[END], TYPE)*(f + s)
     return t*d
 
 @triton.jit
-def leaf_32(P, X, A, B, d, ok, S, R: tl.constexpr, NC: tl.constexpr, TYPE: tl.constexpr, HELD: tl.constexpr):
+def leaf_32(P, U, X, A, B, d, ok, S: tl.constexpr, R: tl.constexpr, NC: tl.constexpr, TYPE: tl.constexpr,
+             HELD: tl.constexpr):
     "Leaves of types with blocks of 32 [R, 16, NC]."
     BITS: tl.constexpr = of(TYPE, "bits")
     t = tl.zeros([R, 16, NC], tl.float32)
     for J in tl.static_range(8):
         if J % 2 == 0: Y = operands(X, ok, S*64, J//2, R, NC, TYPE, HELD)
-        v = tl.dot(operand(decode(P, J, TYPE), R), Y[J % 2], out_dtype=tl.int32)
-        v = v.to(tl.float32)*scale_of(A, S, J, HELD).to(tl.float32)                       # below 2²⁴: exact
+        v = float_dot(operand(words(P, U, J, TYPE), R), Y[J % 2], R, NC)
+        v = scaled(v, scale_of(A, S, J, TYPE, HELD), 0.0)                                 # below 2²⁴: exact
         if of(TYPE, "has_min"):
             t = tl.fma(tl.broadcast_to(half(P[BITS + J], TYPE), t.shape), v, t)
-            b = tl.broadcast_to(scale_of(B, S, J, HELD), t.shape)
+            b = tl.broadcast_to(B[J] if HELD else tl.load(B + J*S), t.shape)
             t = tl.fma(tl.broadcast_to(half(P[BITS + J] >> 16, TYPE), t.shape), b, t)
         else: t = tl.fma(tl.broadcast_to(half(P[BITS + J//2] >> (16*(J % 2)), TYPE), t.shape), v, t)
     return t*d
@@ -512,107 +543,146 @@ def act_row(col, p_rows, first, last, PER: tl.constexpr):
     if PER == 0: return first + col
     else: return row_of(col, p_rows, first, last, PER)//PER
 
-# %% ../nbs/10b_gpu_products.ipynb #1e63e286
+# %% ../nbs/10b_gpu_products.ipynb #d2b68c6a
 @triton.jit
-def prefetch(p, n, PIECE: tl.constexpr):
-    "Ask for this program's share of n words from p on, one line of 128 bytes a thread; PIECE: lines of a program."
-    line = tl.program_id(0)*PIECE + tl.arange(0, PIECE)
+def ask(p_w, tile, R: tl.constexpr, TYPE: tl.constexpr):
+    "Ask for tiles (word offsets, [R]) to be brought into the L2 cache, one line of 128 bytes a thread."
+    LINES: tl.constexpr = 32 if of(TYPE, "words") <= 1024 else 64
+    line = tl.arange(0, LINES)[None, :]
+    CODE: tl.constexpr = "{ .reg .pred k; setp.ne.s32 k, $2, 0; @k prefetch.global.L2 [$1]; mov.u32 $0, 0; }"
     if not PLAIN:
-        tl.inline_asm_elementwise("{ .reg .pred k; setp.ne.s32 k, $2, 0; @k prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l,r",
-                                  [p + line*32, (line*32 < n).to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1)
+        ok = (line*32 < of(TYPE, "words")) & (tile[:, None] >= 0)
+        tl.inline_asm_elementwise(CODE, "=r,l,r", [p_w + tile[:, None] + line*32, ok.to(tl.int32)], dtype=tl.int32,
+                                  is_pure=False, pack=1)
 
-# %% ../nbs/10b_gpu_products.ipynb #66085275
+# %% ../nbs/10b_gpu_products.ipynb #2de81a09
 @triton.jit
-def sweep(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_add, p_bias, p_next, n_next, p_rows, first, last, N, T, NB, S,
-          TYPE: tl.constexpr, NC: tl.constexpr, C: tl.constexpr, RT: tl.constexpr, HELD: tl.constexpr, PDL: tl.constexpr,
-          EPILOGUE: tl.constexpr, PER: tl.constexpr, PIECE: tl.constexpr):
-    """Up to NC columns times all rows. A pass takes RT tiles of 16 rows × C superblocks side by side, one a warp; programs
-    take groups of RT tiles in turn. HELD: NB ≤ C, the activations stay in registers."""
+def columns(p_rows, first, last, p_q, p_a, p_s, p_m, p_d, R: tl.constexpr, NC: tl.constexpr, TYPE: tl.constexpr,
+            PER: tl.constexpr, ALL: tl.constexpr):
+    """Where NC columns of activations are: pointers to q, a, s, digits and d, and which of them exist; ALL: what is beyond
+    the last one may be read (there is room up to a multiple of 8), nobody will use it."""
+    G2: tl.constexpr = of(TYPE, "groups")*2
+    e, col, s = tl.arange(0, NC*64)[None, :], tl.arange(0, NC)[None, None, :], tl.arange(0, R)
+    row, e_row = act_row(col, p_rows, first, last, PER), act_row(e//64, p_rows, first, last, PER)
+    e_ok = tl.full([R, NC*64], True, tl.int1)
+    inner = (e % 64 < G2) & e_ok
+    if not ALL: e_ok, inner = e_ok & (first + e//64 < last), inner & (first + e//64 < last)
+    return p_q + e_row*64 + e % 64, p_a + row, p_s + row, p_m + e_row*G2 + e % 64, p_d + row, e_ok, inner
+
+@triton.jit
+def activations(V, b, inside, S: tl.constexpr, R: tl.constexpr, NC: tl.constexpr, TYPE: tl.constexpr, HELD: tl.constexpr):
+    "What a pass needs of `columns` for superblocks b: tensors if they are to be held, else pointers to some of it."
+    G: tl.constexpr = of(TYPE, "groups")
+    p_q, p_a, p_s, p_m, p_d, e_ok, m_ok = V
+    X, A, B = p_q + (b*(4*S*64))[:, None], p_a + (b*8*S)[:, None, None], p_s + (b*8*S)[:, None, None]
+    D = tl.load(p_d + (b*S)[:, None, None])*of(TYPE, "fold")
+    D = tl.where(inside[:, None, None], D, 0.0)
+    if HELD:
+        p_x, p_a, p_b = X, A, B
+        X, A, B = (), (), ()
+        for H in tl.static_range(4): X = X + (load_pair(p_x + H*S*64, e_ok, R, NC, G == 16),)
+        for J in tl.static_range(8): A = A + (tl.load(p_a + J*S)*of(TYPE, "shift"),)
+        if of(TYPE, "has_min") and of(TYPE, "block") == 32:
+            for J in tl.static_range(8): B = B + (tl.load(p_b + J*S),)
+    if of(TYPE, "has_min") and of(TYPE, "block") == 256:
+        B = load_digits(p_m + (b*4*S*G)[:, None], m_ok, S*2*G, R, NC)
+    return X, A, B, D
+
+# %% ../nbs/10b_gpu_products.ipynb #69179cd1
+@triton.jit
+def tile_at(i, g, STRIDE, passes, T, NB, R: tl.constexpr, C: tl.constexpr, RT: tl.constexpr, TYPE: tl.constexpr):
+    "Word offsets [R] of the tiles of a program's pass i; its first group of tiles is g."
+    s = tl.arange(0, R)
+    row, b = (g + i//passes*STRIDE)*RT + s//C, i % passes*C + s % C
+    return (tl.minimum(row, T - 1)*NB + tl.minimum(b, NB - 1))*of(TYPE, "words")
+
+@triton.jit
+def leaves(P, U, V, X, A, B, D, S: tl.constexpr, R: tl.constexpr, NC: tl.constexpr, C: tl.constexpr, TYPE: tl.constexpr,
+           HELD: tl.constexpr):
+    "Leaves of a pass, [16 rows × NC columns × RT, C]."
+    if of(TYPE, "block") == 256: L = leaf_256(P, U, X, A, B, D, V[5], S, R, NC, TYPE, HELD)
+    else: L = leaf_32(P, U, X, A, B, D, V[5], S, R, NC, TYPE, HELD)
+    return tl.reshape(tl.trans(tl.reshape(L, [R, 16*NC])), [16*NC*R//C, C])
+
+@triton.jit
+def store_rows(y, at, ok, n, p_y, p_add, p_bias, EPILOGUE: tl.constexpr):
+    "Store results; EPILOGUE: 1: something is added, 2: a bias is added, 3: both."
+    if EPILOGUE >= 2: y += tl.load(p_bias + n, mask=ok, other=0.0)
+    if EPILOGUE % 2 == 1: y += tl.load(p_add + at, mask=ok, other=0.0)
+    tl.store(p_y + at, y, mask=ok)
+
+# %% ../nbs/10b_gpu_products.ipynb #230ddade
+@triton.jit
+def sweep(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_add, p_bias, p_rows, first, last, N, T, NB, S: tl.constexpr, TYPE: tl.constexpr,
+          NC: tl.constexpr, C: tl.constexpr, RT: tl.constexpr, MODE: tl.constexpr, PDL: tl.constexpr,
+          EPILOGUE: tl.constexpr, PER: tl.constexpr, DEPTH: tl.constexpr):
+    """Columns first … last times all rows. A pass takes RT tiles of 16 rows × C superblocks side by side, one a warp;
+    programs take groups of RT tiles in turn. MODE 0: one pass has all superblocks, the (up to NC) columns stay in registers;
+    1: up to NC columns; 2: any number of columns, NC at a time for each pass, sums between passes wait in y."""
     R: tl.constexpr = RT*C
     M: tl.constexpr = 16*NC*RT
-    G: tl.constexpr = of(TYPE, "groups")
-    s = tl.arange(0, R)
-    c, rt = s % C, s//C
-    e, col = tl.arange(0, NC*64)[None, :], tl.arange(0, NC)[None, None, :]
-    groups, passes = (T + RT - 1)//RT, 1 if HELD else (NB + C - 1)//C
-    g, k = tl.program_id(0), 0
-    P = load_tile(p_w, (tl.minimum(g*RT + rt, T - 1)*NB + tl.minimum(c, NB - 1))*of(TYPE, "words"), R, TYPE)
-    if PDL: gdc_wait()
-    p_q += act_row(e//64, p_rows, first, last, PER)*64 + e % 64
-    e_ok = (first + e//64 < last) & (s[:, None] >= 0)
-    row = act_row(col, p_rows, first, last, PER)
-    p_a += row
-    p_s += row
-    p_d += row
-    col_ok = first + col < last
-    em = tl.arange(0, NC*32)[None, :]
-    o_m = act_row(em//32, p_rows, first, last, PER)*G + em % 32
-    m_ok = (first + em//32 < last) & (em % 32 < G) & (s[:, None] >= 0)
-    o = tl.arange(0, M)
+    o, inside = tl.arange(0, M), tl.arange(0, R) % C
     oc, orow = o//RT % NC, o % RT*16 + o//RT//NC
-    y_row = row_of(oc, p_rows, first, last, PER)
-    if HELD:
-        b = tl.minimum(c, NB - 1)
-        X, A, B = (), (), ()
-        for H in tl.static_range(4):
-            X = X + (load_pair(p_q + (b*(4*S*64) + H*S*64)[:, None], e_ok, R, NC, TYPE),)
-        for J in tl.static_range(8): A = A + (tl.load(p_a + (b*8*S + J*S)[:, None, None]),)
-        if of(TYPE, "has_min") and of(TYPE, "block") == 32:
-            for J in tl.static_range(8): B = B + (tl.load(p_s + (b*8*S + J*S)[:, None, None]),)
-        if of(TYPE, "has_min") and of(TYPE, "block") == 256:
-            B = load_digits(p_m + (b*3*S*G)[:, None], m_ok, o_m, S*G, R, NC)
-        D = tl.load(p_d + (b*S)[:, None, None], mask=col_ok & (c < NB)[:, None, None], other=0.0)*of(TYPE, "fold")
+    G0, STRIDE, passes = tl.program_id(0), tl.num_programs(0), 1 if MODE == 0 else (NB + C - 1)//C
+    n_passes = ((T + RT - 1)//RT - G0 + STRIDE - 1)//STRIDE*passes
+    P = load_tile(p_w, tile_at(0, G0, STRIDE, passes, T, NB, R, C, RT, TYPE), R, TYPE)
+    for i in tl.static_range(1, DEPTH): ask(p_w, tile_at(i, G0, STRIDE, passes, T, NB, R, C, RT, TYPE), R, TYPE)
+    if PDL: gdc_wait()
+    if MODE < 2: V = columns(p_rows, first, last, p_q, p_a, p_s, p_m, p_d, R, NC, TYPE, PER, False)
+    if MODE == 0: X, A, B, D = activations(V, tl.minimum(inside, NB - 1), inside < NB, S, R, NC, TYPE, True)
     if PDL: gdc_launch_dependents()
-    if PIECE: prefetch(p_next, n_next, PIECE)
     acc = tl.zeros([M], tl.float32)
-    for it in range((groups - g + tl.num_programs(0) - 1)//tl.num_programs(0)*passes):
-        done = k == passes - 1
-        ng, nk = tl.where(done, tl.minimum(g + tl.num_programs(0), groups - 1), g), tl.where(done, 0, k + 1)
-        Q = load_tile(p_w, (tl.minimum(ng*RT + rt, T - 1)*NB + tl.minimum(nk*C + c, NB - 1))*of(TYPE, "words"), R, TYPE)
-        if not HELD:
-            b = tl.minimum(k*C + c, NB - 1)
-            X, A, B = p_q + (b*(4*S*64))[:, None], p_a + (b*8*S)[:, None, None], p_s + (b*8*S)[:, None, None]
-            D = tl.load(p_d + (b*S)[:, None, None], mask=col_ok & (k*C + c < NB)[:, None, None], other=0.0)*of(TYPE, "fold")
-            if of(TYPE, "has_min") and of(TYPE, "block") == 256:
-                B = load_digits(p_m + (b*3*S*G)[:, None], m_ok, o_m, S*G, R, NC)
-        if of(TYPE, "block") == 256: L = leaf_256(P, X, A, B, D, e_ok, S, R, NC, TYPE, HELD)
-        else: L = leaf_32(P, X, A, B, D, e_ok, S, R, NC, TYPE, HELD)
-        v = tl.reshape(tl.trans(tl.reshape(L, [R, 16*NC])), [M, C])
-        acc = in_order(v, tl.where(k == 0, 0.0, acc), M, C)
-        if done:
-            n = g*(RT*16) + orow
-            ok = (first + oc < last) & (n < N)
-            y = acc
-            if EPILOGUE >= 2: y += tl.load(p_bias + n, mask=ok, other=0.0)
-            if EPILOGUE % 2 == 1: y += tl.load(p_add + y_row*N + n, mask=ok, other=0.0)
-            tl.store(p_y + y_row*N + n, y, mask=ok)
-        g, k, P = ng, nk, Q
+    for i in range(n_passes):
+        k = i % passes*C
+        Q = load_tile(p_w, tile_at(i + 1, G0, STRIDE, passes, T, NB, R, C, RT, TYPE), R, TYPE)
+        if DEPTH: ask(p_w, tile_at(i + DEPTH, G0, STRIDE, passes, T, NB, R, C, RT, TYPE), R, TYPE)
+        n, b = (G0 + i//passes*STRIDE)*(RT*16) + orow, tl.minimum(k + inside, NB - 1)
+        if MODE == 1: X, A, B, D = activations(V, b, k + inside < NB, S, R, NC, TYPE, False)
+        if MODE < 2:
+            v = leaves(P, (), V, X, A, B, D, S, R, NC, C, TYPE, MODE == 0)
+            acc = in_order(v, tl.where(k == 0, 0.0, acc), M, C)
+            if k + C >= NB:
+                ok, at = (first + oc < last) & (n < N), row_of(oc, p_rows, first, last, PER)*N + n
+                store_rows(acc, at, ok, n, p_y, p_add, p_bias, EPILOGUE)
+        else:
+            U = ()
+            for J in tl.static_range(8): U = U + (decode(P, J, TYPE),)
+            for start in range(first, last, NC):
+                V = columns(p_rows, start, last, p_q, p_a, p_s, p_m, p_d, R, NC, TYPE, PER, True)
+                X, A, B, D = activations(V, b, k + inside < NB, S, R, NC, TYPE, False)
+                ok, at = (start + oc < last) & (n < N), row_of(oc, p_rows, start, last, PER)*N + n
+                acc = tl.load(p_y + at, mask=ok & (k > 0), other=0.0)
+                acc = in_order(leaves(P, U, V, X, A, B, D, S, R, NC, C, TYPE, False), acc, M, C)
+                if k + C >= NB: store_rows(acc, at, ok, n, p_y, p_add, p_bias, EPILOGUE)
+                else: tl.store(p_y + at, acc, mask=ok)
+        P = Q
 
-# %% ../nbs/10b_gpu_products.ipynb #ad385cfd
-@triton.jit(do_not_specialize=["n_next", "W", "N", "T", "NB", "S"])
-def product_kernel(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_add, p_bias, p_next, n_next, W, N, T, NB, S,
-                   TYPE: tl.constexpr, NC: tl.constexpr, C: tl.constexpr, RT: tl.constexpr, HELD: tl.constexpr,
-                   PDL: tl.constexpr, EPILOGUE: tl.constexpr, PIECE: tl.constexpr):
-    "y[W, N]: grid (programs, groups of NC columns)."
-    sweep(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_add, p_bias, p_next, n_next, p_y, tl.program_id(1)*NC, W, N, T, NB, S,
-          TYPE, NC, C, RT, HELD, PDL, EPILOGUE, 0, PIECE)
+# %% ../nbs/10b_gpu_products.ipynb #dd6d71cf
+@triton.jit(do_not_specialize=["W", "N", "T", "NB"])
+def product_kernel(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_add, p_bias, W, N, T, NB, S: tl.constexpr,
+                   TYPE: tl.constexpr, NC: tl.constexpr, C: tl.constexpr, RT: tl.constexpr, MODE: tl.constexpr, PDL: tl.constexpr,
+                   EPILOGUE: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr):
+    "y[W, N]: grid (programs, ceil(W/COLUMNS))."
+    first = tl.program_id(1)*COLUMNS
+    sweep(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_add, p_bias, p_y, first, tl.minimum(W, first + COLUMNS), N, T, NB, S, TYPE,
+          NC, C, RT, MODE, PDL, EPILOGUE, 0, DEPTH)
 
-# %% ../nbs/10b_gpu_products.ipynb #6e3ec939
-@triton.jit(do_not_specialize=["N", "T", "NB", "S"])
-def expert_kernel(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_rows, p_start, p_expert, p_count, N, T, NB, S, TYPE: tl.constexpr,
-                  NC: tl.constexpr, C: tl.constexpr, RT: tl.constexpr, HELD: tl.constexpr, PDL: tl.constexpr,
-                  PER: tl.constexpr):
+# %% ../nbs/10b_gpu_products.ipynb #80576c20
+@triton.jit(do_not_specialize=["N", "T", "NB"])
+def expert_kernel(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_rows, p_start, p_expert, p_count, N, T, NB, S: tl.constexpr, TYPE: tl.constexpr,
+                  NC: tl.constexpr, C: tl.constexpr, RT: tl.constexpr, PDL: tl.constexpr, PER: tl.constexpr,
+                  DEPTH: tl.constexpr):
     "Rows of a task with the matrix of its expert: grid (programs, tasks); programs of tasks that do not exist return."
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     task = tl.program_id(1)
     if task < tl.load(p_count):
-        p_w += tl.load(p_expert + task).to(tl.int64)*T*NB*of(TYPE, "words")
-        sweep(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_y, p_y, p_y, 0, p_rows, tl.load(p_start + task),
-              tl.load(p_start + task + 1), N, T, NB, S, TYPE, NC, C, RT, HELD, False, 0, PER, 0)
+        p_w += tl.load(p_expert + task).to(tl.int64)*(T*NB*of(TYPE, "words"))
+        sweep(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_y, p_y, p_rows, tl.load(p_start + task), tl.load(p_start + task + 1), N, T,
+              NB, S, TYPE, NC, C, RT, 2, False, 0, PER, DEPTH)
 
-# %% ../nbs/10b_gpu_products.ipynb #c38b31d2
+# %% ../nbs/10b_gpu_products.ipynb #f6bade0d
 class Matrix:
     "A weight matrix [R, K] on a device: tiles of a quantized type, or float values as in the file."
     def __init__(self, tiles: torch.Tensor, # int32 [T, nb, words] or float [R, K]
@@ -627,37 +697,41 @@ def load_matrix(data, # uint8 [R, row_bytes], as in the file
     "Prepare a weight matrix for `matmul` and `embed`."
     K = data.shape[-1]//TYPE[type].size*TYPE[type].block
     if type not in FLOAT_TYPES: return Matrix(pack(data, type, device), type, len(data), K)
-    dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[type]
-    return Matrix(torch.as_tensor(data).to(device).view(dtype), type, len(data), K)
+    return Matrix(torch.as_tensor(data).to(device).view(FLOATS[type]), type, len(data), K)
 
-# %% ../nbs/10b_gpu_products.ipynb #54d03fe5
+# %% ../nbs/10b_gpu_products.ipynb #1471dd72
 @dataclass(frozen=True)
 class Plan:
     "How a product is launched."
-    NC: int                        # columns of a program
+    NC: int                        # columns at a time
     C: int                         # superblocks side by side
     RT: int                        # tiles of 16 rows side by side
     warps: int
     programs: int
-    held: bool = False
+    mode: int = 1                  # of `sweep`
+    depth: int = 4                 # passes ahead that weights are asked for
+    columns: int = 1 << 20         # columns of a program
 
-def power(n: int) -> int: return 1 << max(0, n - 1).bit_length()
+def power(n: int, # ≥ 1
+          ) -> int: # the least power of two that is not smaller
+    "Round up to a power of two."
+    return 1 << (n - 1).bit_length()
 
-def plan(type: str, W: int, T: int, NB: int, tasks: int = 0) -> Plan:
+def plan(type: str, # a quantized type
+         W: int, # rows
+         T: int, NB: int, # tiles of rows, superblocks of a row
+         ) -> Plan:
     "Columns, tiles and programs for W rows with T × NB tiles."
-    NC = 8 if W <= 8 or tasks else min(64, power(W))
     C = min(16 if NB >= 16 else 8, power(NB))
     RT = 1 if C >= 8 else 8//C
-    warps = C*RT
-    programs = min(-(-T//RT), 132 if warps == 16 else 264)
-    return Plan(NC, C, RT, warps, programs, held=NB <= C and NC == 8 and not tasks)
+    mode = 2 if W > 8 else 0 if NB <= C else 1
+    return Plan(8, C, RT, C*RT, min(-(-T//RT), 132 if C == 16 else 264), mode)
 
-# %% ../nbs/10b_gpu_products.ipynb #26705238
+# %% ../nbs/10b_gpu_products.ipynb #a257fa8c
 def product(w: Matrix, # quantized weights [R, K]
             acts: Acts, # W rows
             add: torch.Tensor = None, # float32 [W, R], added to the result
             bias: torch.Tensor = None, # float32 [R], added to every row first
-            next: Matrix = None, # the matrix that will be read next: its first words are asked for
             out: torch.Tensor = None, # float32 [W, R]
             how: Plan = None) -> torch.Tensor: # float32 [W, R]
     "x · wᵀ by the contract."
@@ -666,12 +740,250 @@ def product(w: Matrix, # quantized weights [R, K]
     p = how or plan(w.type, W, T, NB)
     y = torch.empty((W, w.R), dtype=torch.float32, device=w.tiles.device) if out is None else out
     m = acts.m8 if packing(w.type).groups == 8 else acts.m16
-    n_next = 0 if next is None else min(next.tiles.numel(), AHEAD)
-    product_kernel[p.programs, -(-W//p.NC)](
+    product_kernel[p.programs, -(-W//p.columns)](
         w.tiles, acts.q, acts.a, acts.s, m, acts.d, y, y if add is None else add, y if bias is None else bias,
-        w.tiles if next is None else next.tiles, n_next, W, w.R, T, NB, -(-W//8)*8, TYPE=w.type, NC=p.NC, C=p.C, RT=p.RT,
-        HELD=p.held, PDL=_has_pdl(y.device), EPILOGUE=(add is not None) + 2*(bias is not None),
-        PIECE=power(-(-n_next//32//p.programs)) if n_next else 0, num_warps=p.warps, num_stages=1, **EXACT, **pdl(y.device))
+        W, w.R, T, NB, -(-W//8)*8, TYPE=w.type, NC=p.NC, C=p.C, RT=p.RT, MODE=p.mode, PDL=_has_pdl(y.device),
+        EPILOGUE=(add is not None) + 2*(bias is not None), DEPTH=p.depth, COLUMNS=p.columns, num_warps=p.warps, num_stages=1, **EXACT, **pdl(y.device))
     return y
 
-AHEAD = 3 << 20                    # words of the next matrix
+# %% ../nbs/10b_gpu_products.ipynb #503b67ef
+@triton.jit(do_not_specialize=["n", "E"])
+def tasks_kernel(p_ids, n, E, p_rows, p_start, p_expert, p_count, N: tl.constexpr, PDL: tl.constexpr):
+    "One program lists the rows by expert, and the experts that have rows; ids outside 0 … E − 1 have none."
+    i = tl.arange(0, N)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    ids = tl.load(p_ids + i, mask=i < n, other=-1).to(tl.int32)
+    key = tl.sort(tl.where((ids >= 0) & (ids < E), ids, E)*N + i)
+    expert = key//N
+    tl.store(p_rows + i, key % N)
+    tl.store(p_expert + N + i, expert)
+    tl.debug_barrier()
+    first = (i == 0) | (tl.load(p_expert + N + tl.maximum(i - 1, 0)) != expert)
+    task = tl.cumsum(first.to(tl.int32), 0) - 1
+    tl.store(p_start + task, i, mask=first)
+    tl.store(p_expert + task, expert, mask=first & (expert < E))
+    count, rows = tl.sum((first & (expert < E)).to(tl.int32), 0), tl.sum((expert < E).to(tl.int32), 0)
+    tl.store(p_count, count)
+    tl.store(p_start + count, rows)
+
+# %% ../nbs/10b_gpu_products.ipynb #83e6b8a9
+@dataclass
+class Tasks:
+    "Rows by expert, as `expert_product` reads them."
+    rows: torch.Tensor             # int32 [N]: rows in the order of their experts
+    start: torch.Tensor            # int32 [N + 1]: where each task's rows begin
+    expert: torch.Tensor           # int32 [2N]: expert of each task
+    count: torch.Tensor            # int32 [1]: tasks
+    n: int                         # rows
+    most: int                      # tasks that there can be
+
+def group_rows(ids: torch.Tensor, # int [n] or [W, k]: expert of each row; outside 0 … E − 1: none
+               E: int, # experts
+               ) -> Tasks:
+    "List the rows of each expert, on the device."
+    n, N = ids.numel(), power(max(2, ids.numel()))
+    b = torch.empty(4*N + 2, dtype=torch.int32, device=ids.device)
+    t = Tasks(b[:N], b[N:2*N + 1], b[2*N + 1:4*N + 1], b[4*N + 1:], n, min(n, E))
+    tasks_kernel[(1,)](ids, n, E, t.rows, t.start, t.expert, t.count, N=N, PDL=_has_pdl(ids.device),
+                       num_warps=max(1, min(16, N//64)), **EXACT, **pdl(ids.device))
+    return t
+
+# %% ../nbs/10b_gpu_products.ipynb #f01c238a
+class Experts:
+    "The weights [E, R, K] of all experts of a layer on a device."
+    def __init__(self, tiles: torch.Tensor, # int32 [E, T, nb, words] or float [E, R, K]
+                 type: str, R: int, K: int):
+        self.tiles, self.type, self.E, self.R, self.K = tiles, type, len(tiles), R, K
+
+def load_experts(data, # uint8 [E, R, row_bytes], as in the file
+                 type: str, # ggml type name
+                 device = "cuda") -> Experts:
+    "Prepare the experts of a layer for `expert_matmul`."
+    E, R, size = data.shape
+    K = size//TYPE[type].size*TYPE[type].block
+    data = torch.as_tensor(data)
+    if type in FLOAT_TYPES: tiles = data.to(device).view(FLOATS[type])
+    elif R % 16 == 0: tiles = pack(data.reshape(E*R, size), type, device).unflatten(0, (E, -1))
+    else: tiles = torch.stack([pack(e, type, device) for e in data])
+    return Experts(tiles, type, R, K)
+
+# %% ../nbs/10b_gpu_products.ipynb #caccb789
+def expert_product(w: Experts, # quantized weights [E, R, K]
+                   acts: Acts, # N rows, or N/per rows
+                   tasks: Tasks, # of N rows
+                   per: int = 1, # rows in turn that share one row of activations
+                   how: Plan = None) -> torch.Tensor: # float32 [N, R]; rows without an expert are not written
+    "Each row times the transposed matrix of its own expert; the weights of an expert are read once."
+    T, NB = w.tiles.shape[1:3]
+    p = how or expert_plan(tasks.n, T, NB)
+    y = torch.empty((tasks.n, w.R), dtype=torch.float32, device=w.tiles.device)
+    m = acts.m8 if packing(w.type).groups == 8 else acts.m16
+    expert_kernel[p.programs, tasks.most](
+        w.tiles, acts.q, acts.a, acts.s, m, acts.d, y, tasks.rows, tasks.start, tasks.expert, tasks.count, w.R, T, NB,
+        -(-acts.W//8)*8, TYPE=w.type, NC=p.NC, C=p.C, RT=p.RT, PDL=_has_pdl(y.device), PER=per, DEPTH=p.depth, num_warps=p.warps,
+        num_stages=1, **EXACT, **pdl(y.device))
+    return y
+
+def expert_plan(n: int, # rows
+                T: int, NB: int, # tiles of rows of an expert, superblocks of a row
+                ) -> Plan:
+    "Tiles and programs of a task: about four passes a program."
+    C = min(8, power(NB))
+    return Plan(8, C, 8//C, 8, max(1, T*C//32), mode=2)
+
+# %% ../nbs/10b_gpu_products.ipynb #4afd3e1f
+FLOATS = dict(F32=torch.float32, F16=torch.float16, BF16=torch.bfloat16)
+
+@triton.jit
+def widen(p, ok, TYPE: tl.constexpr):
+    "Load floats of any kind as float32."
+    v = tl.load(p, mask=ok, other=0)
+    if TYPE == "BF16": return (v.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    else: return v.to(tl.float32)
+
+@triton.jit(do_not_specialize=["W", "N", "K"])
+def float_kernel(p_w, p_x, p_ids, p_y, p_add, p_bias, W, N, K, TYPE: tl.constexpr, L: tl.constexpr, RB: tl.constexpr,
+                 CB: tl.constexpr, PER: tl.constexpr, EPILOGUE: tl.constexpr, PDL: tl.constexpr):
+    "RB rows of weights times CB rows x by lanes: grid (row blocks, column blocks). PER: each row has its own expert."
+    lane = tl.arange(0, L)[None, None, :]
+    n, c = tl.program_id(0)*RB + tl.arange(0, RB)[:, None, None], tl.program_id(1)*CB + tl.arange(0, CB)[None, :, None]
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    if PER: p_w += tl.load(p_ids + c).to(tl.int64)*N*K
+    s = tl.zeros([RB, CB, L], tl.float32)
+    for i in tl.range(0, (K + L - 1)//L, loop_unroll_factor=8):
+        k = i*L + lane
+        w = widen(p_w + n*K + k, (n < N) & (k < K) & (c < W), TYPE)
+        x = tl.load(p_x + c//PER*K + k if PER else p_x + c*K + k, mask=(c < W) & (k < K), other=0.0)
+        s = tl.fma(tl.broadcast_to(w, s.shape), tl.broadcast_to(x, s.shape), s)
+    y = tl.reshape(fold(tl.reshape(s, [RB*CB, L]), RB*CB, L), [RB, CB, 1])
+    ok = (n < N) & (c < W)
+    if EPILOGUE >= 2: y += tl.load(p_bias + n, mask=ok, other=0.0)
+    if EPILOGUE % 2 == 1: y += tl.load(p_add + c*N + n, mask=ok, other=0.0)
+    tl.store(p_y + c*N + n, y, mask=ok)
+
+# %% ../nbs/10b_gpu_products.ipynb #2785f7e0
+def _float_args(w):
+    "What a float kernel takes for weights: BF16 as the integers that it is."
+    return w.tiles.view(torch.int16) if w.type == "BF16" else w.tiles
+
+def float_product(w: Matrix, # float weights [R, K]
+                  x: torch.Tensor, # float32 [W, K]
+                  add: torch.Tensor = None, # float32 [W, R], added to the result
+                  bias: torch.Tensor = None, # float32 [R], added first
+                  out: torch.Tensor = None, # float32 [W, R]
+                  ) -> torch.Tensor: # float32 [W, R]
+    "x · wᵀ by lanes."
+    (W, K), CB = x.shape, min(4, power(len(x)))
+    y = torch.empty((W, w.R), dtype=torch.float32, device=x.device) if out is None else out
+    RB = 2 if w.R*(-(-W//CB)) >= 512 else 1
+    float_kernel[-(-w.R//RB), -(-W//CB)](
+        _float_args(w), x, y, y, y if add is None else add, y if bias is None else bias, W, w.R, K, TYPE=w.type,
+        L=elementary.n_lanes(K), RB=RB, CB=CB, PER=0, EPILOGUE=(add is not None) + 2*(bias is not None),
+        PDL=_has_pdl(x.device), num_warps=4, **EXACT, **pdl(x.device))
+    return y
+
+# %% ../nbs/10b_gpu_products.ipynb #530a2c71
+def matmul(w: Matrix, # weights [R, K]
+           x, # float32 [W, K], or Acts
+           **how) -> torch.Tensor: # float32 [W, R]
+    "x · wᵀ by the contract; add=, bias=, out= as in `product`."
+    if w.type in FLOAT_TYPES:
+        return float_product(w, x.x if isinstance(x, Acts) else x, **how)
+    return product(w, x if isinstance(x, Acts) else quantize(x), **how)
+
+def expert_matmul(w: Experts, # weights [E, R, K]
+                  x, # float32 [N, K], or Acts of N/per rows
+                  ids, # int [N], or the Tasks made of them
+                  per: int = 1, # rows in turn that share one row of activations
+                  ) -> torch.Tensor: # float32 [N, R]
+    "Each row times the transposed matrix of its own expert."
+    if w.type not in FLOAT_TYPES:
+        tasks = ids if isinstance(ids, Tasks) else group_rows(ids, w.E)
+        return expert_product(w, x if isinstance(x, Acts) else quantize(x), tasks, per)
+    x, n = x.x if isinstance(x, Acts) else x, ids.numel()
+    y = torch.empty((n, w.R), dtype=torch.float32, device=x.device)
+    float_kernel[w.R, n](_float_args(w), x, ids, y, y, y, n, w.R, w.K, TYPE=w.type, L=elementary.n_lanes(w.K), RB=1, CB=1,
+                         PER=per, EPILOGUE=0, PDL=_has_pdl(x.device), num_warps=4, **EXACT, **pdl(x.device))
+    return y
+
+# %% ../nbs/10b_gpu_products.ipynb #eda4a218
+@triton.jit
+def one_row(p, row, TYPE: tl.constexpr):
+    "Words of codes of one row of a tile [8 = t i], one tensor a plane, and where its g and r are."
+    u, g, r = tl.arange(0, 8), row % 8, row//8
+    P = ()
+    for i in tl.static_range(of(TYPE, "bits")): P = P + (tl.load(p + 128*i + g*16 + u//2*4 + r*2 + u % 2),)
+    return P
+
+@triton.jit
+def byte_at(w, i):
+    "Byte i of a word, unsigned."
+    return (w >> (8*i)) & 255
+
+@triton.jit
+def row_scale(p, row, J: tl.constexpr, i, TYPE: tl.constexpr):
+    "d·sc and m·mn of the halves i of group J."
+    G: tl.constexpr = of(TYPE, "groups")
+    NF: tl.constexpr = 4 + 4*of(TYPE, "has_min")
+    g, r, slot, group = row % 8, row//8, row % 8*2 + row//8, J*(G//8) + i*(G//16)
+    f = p + of(TYPE, "o_float")
+    if of(TYPE, "block") == 32: w = tl.load(f + slot*NF + (J if of(TYPE, "has_min") else J//2))
+    else: w = tl.load(f + (slot if of(TYPE, "has_min") else g))
+    if of(TYPE, "has_min"): d, m = half(w, TYPE), half(w >> 16, TYPE) + tl.zeros_like(i).to(tl.float32)
+    else:
+        d = half(w >> (16*(J % 2 if of(TYPE, "block") == 32 else r)), TYPE)
+        m = tl.zeros_like(i).to(tl.float32)
+    d = d*of(TYPE, "fold") + tl.zeros_like(i).to(tl.float32)
+    if of(TYPE, "has_scale"):
+        s = byte_at(tl.load(p + of(TYPE, "o_scale") + slot*(G//4) + group//4), group % 4)
+        d = d*(s if of(TYPE, "has_min") else (s << 24) >> 24).to(tl.float32)
+    if of(TYPE, "has_min"):
+        if of(TYPE, "block") == 32: m = m*-1.0
+        else:
+            w = tl.load(p + of(TYPE, "o_min") + g*(G//2) + group//8*4 + r*2 + group//4 % 2)
+            m = m*byte_at(w, group % 4).to(tl.float32)
+    return d, m
+
+@triton.jit
+def embed_kernel(p_w, p_ids, p_y, K, NB, TYPE: tl.constexpr, PDL: tl.constexpr):
+    "256 weights of the row that an id names: grid (ids, superblocks)."
+    w, b = tl.program_id(0), tl.program_id(1)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    id = tl.load(p_ids + w)
+    p, row = p_w + (id//16*NB + b).to(tl.int64)*of(TYPE, "words"), (id % 16).to(tl.int32)
+    P, u, b4 = one_row(p, row, TYPE), tl.arange(0, 8)[:, None], tl.arange(0, 4)[None, :]
+    for J in tl.static_range(8):
+        q = (((decode(P, J, TYPE)[:, None] >> (8*b4)) << 24) >> 24).to(tl.float32)*of(TYPE, "shift")
+        if of(TYPE, "kind") == "u": q = (byte_at(decode(P, J, TYPE)[:, None], b4)).to(tl.float32)
+        d, m = row_scale(p, row, J, u % 2, TYPE)
+        y = q*d
+        if of(TYPE, "has_min"): y = y - m
+        k = b*256 + J*32 + u % 2*16 + u//2*4 + b4
+        tl.store(p_y + w*K + k, y, mask=k < K)
+
+@triton.jit
+def embed_float_kernel(p_w, p_ids, p_y, K, TYPE: tl.constexpr, B: tl.constexpr, PDL: tl.constexpr):
+    "B weights of the row that an id names: grid (ids, blocks)."
+    k = tl.program_id(1)*B + tl.arange(0, B)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    id = tl.load(p_ids + tl.program_id(0)).to(tl.int64)
+    tl.store(p_y + tl.program_id(0)*K + k, widen(p_w + id*K + k, k < K, TYPE), mask=k < K)
+
+# %% ../nbs/10b_gpu_products.ipynb #e233cf06
+def embed(w: Matrix, # embedding table [n_vocab, n_embd]
+          ids: torch.Tensor, # int [W]
+          ) -> torch.Tensor: # float32 [W, n_embd]
+    "Rows of an embedding table: the exact value of each weight, rounded once to float32."
+    y = torch.empty((len(ids), w.K), dtype=torch.float32, device=w.tiles.device)
+    rest = dict(TYPE=w.type, PDL=_has_pdl(y.device), num_warps=1, **EXACT, **pdl(y.device))
+    if w.type in FLOAT_TYPES: embed_float_kernel[len(ids), -(-w.K//256)](_float_args(w), ids, y, w.K, B=256, **rest)
+    else: embed_kernel[len(ids), w.tiles.shape[1]](w.tiles, ids, y, w.K, w.tiles.shape[1], **rest)
+    return y

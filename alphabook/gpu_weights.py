@@ -18,7 +18,7 @@ from .blocks import FLOAT_TYPES, format_of
 from .codebooks import FP4_VALUES, GRID, IQ4_VALUES, half_power
 from .modelfile import TYPE
 
-# %% ../nbs/10a_gpu_weights.ipynb #55d5699a
+# %% ../nbs/10a_gpu_weights.ipynb #9397771c
 @dataclass(frozen=True)
 class Packing:
     "How a type's weights lie in tiles of 16 rows × 256 weights."
@@ -31,7 +31,14 @@ class Packing:
     fold: float = 1.0              # power of two that the float scale is to be multiplied by
     table: tuple = ()              # 16 int8 values
     brain: bool = False            # float scales are bfloat16, not float16
+    largest: int = 0               # |q| at most
 
+    def __deepcopy__(self, memo): return self      # it never changes; Triton compares the globals of kernels by copies
+    @property
+    def wide(self) -> bool:                                               # a group's Σ a·q·x can reach 2²²
+        return self.largest*127*32*self.group >= 1 << 22
+    @property
+    def shift(self) -> float: return 2.**(self.bits - 8) if self.kind == "s" else 1.      # undoes the move to the top of a byte
     @property
     def planes(self) -> tuple: return {8: (8,), 6: (4, 2), 5: (4, 1), 4: (4,), 3: (2, 1), 2: (2,)}[self.bits]
     @property
@@ -72,7 +79,7 @@ def table_of(type: str, # a quantized type
     if type.startswith("IQ"): return (mirrored(magnitudes(type)) + (0,)*8)[:16]
     return ()
 
-# %% ../nbs/10a_gpu_weights.ipynb #709d42eb
+# %% ../nbs/10a_gpu_weights.ipynb #bf51c31e
 FOLDS = dict(IQ3_XXS=.25, IQ2_XXS=.125, IQ2_XS=.125, IQ2_S=.125, IQ1_S=.125, IQ1_M=.125)    # chapter 02b folds them into d
 
 @cache
@@ -81,13 +88,14 @@ def packing(type: str, # a quantized type
     "How a type is packed, from the range of its integers."
     f = format_of(type)
     view = f.unpack(np.zeros(1, f.dtype))
-    rest = dict(block=f.block, group=min(32, view.q.shape[-1]), has_scale=f.sc is not None, has_min=f.mn is not None)
+    rest = dict(block=f.block, group=min(32, view.q.shape[-1]), has_scale=f.sc is not None, has_min=f.mn is not None,
+                largest=max(map(abs, f.q)))
     if table := table_of(type):
         bits = 4 if table[8:] != (0,)*8 else 2 if type.startswith("TQ") else 3
         return Packing("t", bits, fold=FOLDS.get(type, 1.), table=table, brain=type == "MXFP4", **rest)
     if f.q[0] == 0: return Packing("u", f.q[1].bit_length(), **rest)
     bits = f.q[1].bit_length() + 1
-    return Packing("s", bits, fold=1. if bits == 6 else 2.**(bits - 8), **rest)
+    return Packing("s", bits, **rest)
 
 # %% ../nbs/10a_gpu_weights.ipynb #7555e9dc
 class Fields:
