@@ -8,11 +8,11 @@ __all__ = ['INTERPRET', 'PLAIN', 'LOG2E', 'LN2_HI', 'LN2_LO', 'MAGIC', 'MAGIC_BI
            'pdl', 'quantize', 'gated_quantize', 'norm_quantize', 'of', 'spread', 'table_word', 'field', 'prmt',
            'places', 'look_up', 'decode', 'operand', 'k_first', 'halves', 'load_pair', 'half', 'group_scale',
            'load_tile', 'load_digits', 'offsets_256', 'float_dot', 'scaled', 'scaled_bits', 'words', 'group_sum',
-           'operands', 'scale_of', 'leaf_256', 'leaf_32', 'in_order', 'row_of', 'act_row', 'ask', 'columns',
-           'activations', 'tile_at', 'leaves', 'store_rows', 'sweep', 'product_kernel', 'expert_kernel', 'Matrix',
-           'load_matrix', 'Plan', 'power', 'plan', 'product', 'tasks_kernel', 'Tasks', 'group_rows', 'Experts',
-           'load_experts', 'expert_product', 'expert_plan', 'widen', 'float_kernel', 'float_product', 'matmul',
-           'expert_matmul', 'one_row', 'byte_at', 'row_scale', 'embed_kernel', 'embed_float_kernel', 'embed']
+           'operands', 'scale_of', 'leaf_256', 'leaf_32', 'in_order', 'row_of', 'act_row', 'columns', 'activations',
+           'tile_at', 'leaves', 'store_rows', 'sweep', 'product_kernel', 'expert_kernel', 'Matrix', 'load_matrix',
+           'Plan', 'power', 'plan', 'product', 'tasks_kernel', 'Tasks', 'group_rows', 'Experts', 'load_experts',
+           'expert_product', 'expert_plan', 'widen', 'float_kernel', 'float_product', 'matmul', 'expert_matmul',
+           'one_row', 'byte_at', 'row_scale', 'embed_kernel', 'embed_float_kernel', 'embed']
 
 # %% ../nbs/10b_gpu_products.ipynb #95e7182c
 import os
@@ -543,18 +543,6 @@ def act_row(col, p_rows, first, last, PER: tl.constexpr):
     if PER == 0: return first + col
     else: return row_of(col, p_rows, first, last, PER)//PER
 
-# %% ../nbs/10b_gpu_products.ipynb #d2b68c6a
-@triton.jit
-def ask(p_w, tile, R: tl.constexpr, TYPE: tl.constexpr):
-    "Ask for tiles (word offsets, [R]) to be brought into the L2 cache, one line of 128 bytes a thread."
-    LINES: tl.constexpr = 32 if of(TYPE, "words") <= 1024 else 64
-    line = tl.arange(0, LINES)[None, :]
-    CODE: tl.constexpr = "{ .reg .pred k; setp.ne.s32 k, $2, 0; @k prefetch.global.L2 [$1]; mov.u32 $0, 0; }"
-    if not PLAIN:
-        ok = (line*32 < of(TYPE, "words")) & (tile[:, None] >= 0)
-        tl.inline_asm_elementwise(CODE, "=r,l,r", [p_w + tile[:, None] + line*32, ok.to(tl.int32)], dtype=tl.int32,
-                                  is_pure=False, pack=1)
-
 # %% ../nbs/10b_gpu_products.ipynb #2de81a09
 @triton.jit
 def columns(p_rows, first, last, p_q, p_a, p_s, p_m, p_d, R: tl.constexpr, NC: tl.constexpr, TYPE: tl.constexpr,
@@ -611,11 +599,11 @@ def store_rows(y, at, ok, n, p_y, p_add, p_bias, EPILOGUE: tl.constexpr):
     if EPILOGUE % 2 == 1: y += tl.load(p_add + at, mask=ok, other=0.0)
     tl.store(p_y + at, y, mask=ok)
 
-# %% ../nbs/10b_gpu_products.ipynb #230ddade
+# %% ../nbs/10b_gpu_products.ipynb #4d0eda77
 @triton.jit
 def sweep(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_add, p_bias, p_rows, first, last, N, T, NB, S: tl.constexpr, TYPE: tl.constexpr,
           NC: tl.constexpr, C: tl.constexpr, RT: tl.constexpr, MODE: tl.constexpr, PDL: tl.constexpr,
-          EPILOGUE: tl.constexpr, PER: tl.constexpr, DEPTH: tl.constexpr):
+          EPILOGUE: tl.constexpr, PER: tl.constexpr):
     """Columns first … last times all rows. A pass takes RT tiles of 16 rows × C superblocks side by side, one a warp;
     programs take groups of RT tiles in turn. MODE 0: one pass has all superblocks, the (up to NC) columns stay in registers;
     1: up to NC columns; 2: any number of columns, NC at a time for each pass, sums between passes wait in y."""
@@ -626,7 +614,6 @@ def sweep(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_add, p_bias, p_rows, first, last,
     G0, STRIDE, passes = tl.program_id(0), tl.num_programs(0), 1 if MODE == 0 else (NB + C - 1)//C
     n_passes = ((T + RT - 1)//RT - G0 + STRIDE - 1)//STRIDE*passes
     P = load_tile(p_w, tile_at(0, G0, STRIDE, passes, T, NB, R, C, RT, TYPE), R, TYPE)
-    for i in tl.static_range(1, DEPTH): ask(p_w, tile_at(i, G0, STRIDE, passes, T, NB, R, C, RT, TYPE), R, TYPE)
     if PDL: gdc_wait()
     if MODE < 2: V = columns(p_rows, first, last, p_q, p_a, p_s, p_m, p_d, R, NC, TYPE, PER, False)
     if MODE == 0: X, A, B, D = activations(V, tl.minimum(inside, NB - 1), inside < NB, S, R, NC, TYPE, True)
@@ -635,7 +622,6 @@ def sweep(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_add, p_bias, p_rows, first, last,
     for i in range(n_passes):
         k = i % passes*C
         Q = load_tile(p_w, tile_at(i + 1, G0, STRIDE, passes, T, NB, R, C, RT, TYPE), R, TYPE)
-        if DEPTH: ask(p_w, tile_at(i + DEPTH, G0, STRIDE, passes, T, NB, R, C, RT, TYPE), R, TYPE)
         n, b = (G0 + i//passes*STRIDE)*(RT*16) + orow, tl.minimum(k + inside, NB - 1)
         if MODE == 1: X, A, B, D = activations(V, b, k + inside < NB, S, R, NC, TYPE, False)
         if MODE < 2:
@@ -657,21 +643,21 @@ def sweep(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_add, p_bias, p_rows, first, last,
                 else: tl.store(p_y + at, acc, mask=ok)
         P = Q
 
-# %% ../nbs/10b_gpu_products.ipynb #dd6d71cf
+# %% ../nbs/10b_gpu_products.ipynb #a0666c04
 @triton.jit(do_not_specialize=["W", "N", "T", "NB"])
 def product_kernel(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_add, p_bias, W, N, T, NB, S: tl.constexpr,
                    TYPE: tl.constexpr, NC: tl.constexpr, C: tl.constexpr, RT: tl.constexpr, MODE: tl.constexpr, PDL: tl.constexpr,
-                   EPILOGUE: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr):
+                   EPILOGUE: tl.constexpr, COLUMNS: tl.constexpr):
     "y[W, N]: grid (programs, ceil(W/COLUMNS))."
     first = tl.program_id(1)*COLUMNS
     sweep(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_add, p_bias, p_y, first, tl.minimum(W, first + COLUMNS), N, T, NB, S, TYPE,
-          NC, C, RT, MODE, PDL, EPILOGUE, 0, DEPTH)
+          NC, C, RT, MODE, PDL, EPILOGUE, 0)
 
-# %% ../nbs/10b_gpu_products.ipynb #80576c20
+# %% ../nbs/10b_gpu_products.ipynb #38df2976
 @triton.jit(do_not_specialize=["N", "T", "NB"])
 def expert_kernel(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_rows, p_start, p_expert, p_count, N, T, NB, S: tl.constexpr, TYPE: tl.constexpr,
-                  NC: tl.constexpr, C: tl.constexpr, RT: tl.constexpr, PDL: tl.constexpr, PER: tl.constexpr,
-                  DEPTH: tl.constexpr):
+                  NC: tl.constexpr, C: tl.constexpr, RT: tl.constexpr, MODE: tl.constexpr, PDL: tl.constexpr,
+                  PER: tl.constexpr):
     "Rows of a task with the matrix of its expert: grid (programs, tasks); programs of tasks that do not exist return."
     if PDL:
         gdc_launch_dependents()
@@ -680,7 +666,7 @@ def expert_kernel(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_rows, p_start, p_expert, 
     if task < tl.load(p_count):
         p_w += tl.load(p_expert + task).to(tl.int64)*(T*NB*of(TYPE, "words"))
         sweep(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_y, p_y, p_rows, tl.load(p_start + task), tl.load(p_start + task + 1), N, T,
-              NB, S, TYPE, NC, C, RT, 2, False, 0, PER, DEPTH)
+              NB, S, TYPE, NC, C, RT, MODE, False, 0, PER)
 
 # %% ../nbs/10b_gpu_products.ipynb #f6bade0d
 class Matrix:
@@ -699,7 +685,7 @@ def load_matrix(data, # uint8 [R, row_bytes], as in the file
     if type not in FLOAT_TYPES: return Matrix(pack(data, type, device), type, len(data), K)
     return Matrix(torch.as_tensor(data).to(device).view(FLOATS[type]), type, len(data), K)
 
-# %% ../nbs/10b_gpu_products.ipynb #1471dd72
+# %% ../nbs/10b_gpu_products.ipynb #11c407c2
 @dataclass(frozen=True)
 class Plan:
     "How a product is launched."
@@ -709,7 +695,6 @@ class Plan:
     warps: int
     programs: int
     mode: int = 1                  # of `sweep`
-    depth: int = 4                 # passes ahead that weights are asked for
     columns: int = 1 << 20         # columns of a program
 
 def power(n: int, # ≥ 1
@@ -721,13 +706,15 @@ def plan(type: str, # a quantized type
          W: int, # rows
          T: int, NB: int, # tiles of rows, superblocks of a row
          ) -> Plan:
-    "Columns, tiles and programs for W rows with T × NB tiles."
-    C = min(16 if NB >= 16 else 8, power(NB))
-    RT = 1 if C >= 8 else 8//C
-    mode = 2 if W > 8 else 0 if NB <= C else 1
-    return Plan(8, C, RT, C*RT, min(-(-T//RT), 132 if C == 16 else 264), mode)
+    "Columns, tiles and programs for W rows with T × NB tiles, as measured on an H200."
+    heavy = packing(type).group == 16                              # twice the tensor work and more registers
+    if W > 8: C, programs = (4, 396) if NB > 8 and (heavy or T >= 512) else (min(8, power(NB)), 132)
+    elif NB <= 8: C, programs = power(NB), 132 if T <= 264 else 264
+    else: C, programs = (8, 264) if heavy else (16, 132)
+    RT = max(1, 8//C) if C < 4 or NB <= 4 else 1
+    return Plan(8, C, RT, C*RT, min(-(-T//RT), programs), 2 if W > 8 else 0 if NB <= C else 1)
 
-# %% ../nbs/10b_gpu_products.ipynb #a257fa8c
+# %% ../nbs/10b_gpu_products.ipynb #8de1d5e9
 def product(w: Matrix, # quantized weights [R, K]
             acts: Acts, # W rows
             add: torch.Tensor = None, # float32 [W, R], added to the result
@@ -743,7 +730,7 @@ def product(w: Matrix, # quantized weights [R, K]
     product_kernel[p.programs, -(-W//p.columns)](
         w.tiles, acts.q, acts.a, acts.s, m, acts.d, y, y if add is None else add, y if bias is None else bias,
         W, w.R, T, NB, -(-W//8)*8, TYPE=w.type, NC=p.NC, C=p.C, RT=p.RT, MODE=p.mode, PDL=_has_pdl(y.device),
-        EPILOGUE=(add is not None) + 2*(bias is not None), DEPTH=p.depth, COLUMNS=p.columns, num_warps=p.warps, num_stages=1, **EXACT, **pdl(y.device))
+        EPILOGUE=(add is not None) + 2*(bias is not None), COLUMNS=p.columns, num_warps=p.warps, num_stages=1, **EXACT, **pdl(y.device))
     return y
 
 # %% ../nbs/10b_gpu_products.ipynb #503b67ef
@@ -809,7 +796,7 @@ def load_experts(data, # uint8 [E, R, row_bytes], as in the file
     else: tiles = torch.stack([pack(e, type, device) for e in data])
     return Experts(tiles, type, R, K)
 
-# %% ../nbs/10b_gpu_products.ipynb #caccb789
+# %% ../nbs/10b_gpu_products.ipynb #f1b72f7c
 def expert_product(w: Experts, # quantized weights [E, R, K]
                    acts: Acts, # N rows, or N/per rows
                    tasks: Tasks, # of N rows
@@ -822,16 +809,18 @@ def expert_product(w: Experts, # quantized weights [E, R, K]
     m = acts.m8 if packing(w.type).groups == 8 else acts.m16
     expert_kernel[p.programs, tasks.most](
         w.tiles, acts.q, acts.a, acts.s, m, acts.d, y, tasks.rows, tasks.start, tasks.expert, tasks.count, w.R, T, NB,
-        -(-acts.W//8)*8, TYPE=w.type, NC=p.NC, C=p.C, RT=p.RT, PDL=_has_pdl(y.device), PER=per, DEPTH=p.depth, num_warps=p.warps,
+        -(-acts.W//8)*8, TYPE=w.type, NC=p.NC, C=p.C, RT=p.RT, MODE=p.mode, PDL=_has_pdl(y.device), PER=per, num_warps=p.warps,
         num_stages=1, **EXACT, **pdl(y.device))
     return y
 
 def expert_plan(n: int, # rows
                 T: int, NB: int, # tiles of rows of an expert, superblocks of a row
                 ) -> Plan:
-    "Tiles and programs of a task: about four passes a program."
+    "Tiles and programs of a task: programs for the whole card if there are few tasks."
     C = min(8, power(NB))
-    return Plan(8, C, 8//C, 8, max(1, T*C//32), mode=2)
+    RT = max(1, 4//C)
+    programs = max(8, 1056//(C*RT)//n)
+    return Plan(8, C, RT, C*RT, min(-(-T//RT), programs), 2 if n > 8 else 0 if NB <= C else 1)
 
 # %% ../nbs/10b_gpu_products.ipynb #4afd3e1f
 FLOATS = dict(F32=torch.float32, F16=torch.float16, BF16=torch.bfloat16)

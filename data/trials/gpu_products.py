@@ -185,15 +185,8 @@ def plans(type, R, K, W):
     T, NB = -(-R//16), -(-K//256)
     P, C8, C16 = gp.Plan, min(8, gp.power(NB)), min(16, gp.power(NB))
     out = [gp.plan(type, W, T, NB)]
-    if W <= 8:
-        m16, m8 = int(NB > C16), int(NB > C8)
-        for d in (0, 3, 8): out += [P(8, C16, 1, C16, 132, m16, d), P(8, C8, 1, C8, 132, m8, d), P(8, C8, 1, C8, 264, m8, d)]
-        if NB >= 16: out += [P(8, 8, 2, 16, 132, 1, 3), P(8, 4, 1, 4, 528, 1, 3)]
-        else: out += [P(8, 8, 2, 16, 132, 0, 3), P(8, 8, 1, 4, 264, 0, 3)]
-    else:
-        for d in (0, 3):
-            out += [P(8, C8, 1, C8, 132, 2, d), P(8, 4, 1, 4, 396, 2, d), P(8, 4, 2, 8, 132, 2, d), P(8, C16, 1, C16, 132, 2, d)]
-        if W > 16: out += [P(8, C8, 1, C8, 132, 2, 3, 32), P(8, 4, 1, 4, 264, 2, 3, 32), P(8, 4, 1, 4, 396, 2, 3, 16)]
+    if W <= 8: out += [P(8, C16, 1, C16, 132, int(NB > C16)), P(8, C8, 1, C8, 132, int(NB > C8)), P(8, C8, 1, C8, 264, int(NB > C8))]
+    else: out += [P(8, C8, 1, C8, 132, 2), P(8, 4, 1, 4, 396, 2), P(8, 4, 1, 4, 264, 2, 32)]
     return list(dict.fromkeys(out))
 
 def compile_one(job):
@@ -230,7 +223,7 @@ def sweep(out, types, shapes, widths, workers, deadline, all_plans=True):
                     except Exception as e: print("FAILED", type, R, K, W, p, repr(e)[:300], flush=True); continue
                     h = y.view(torch.int32).clone(); first = h if first is None else first
                     r = dict(quantization=type, shape=f"{R}x{K}", width=W, arm="product", value=round(us, 3), unit="us", spread=round(spread, 3), n=7,
-                             gbs=round(size/us/1e3, 1), config=[p.NC, p.C, p.RT, p.warps, p.programs, p.mode, p.depth, p.columns], same_bits=bool((h == first).all()))
+                             gbs=round(size/us/1e3, 1), config=[p.NC, p.C, p.RT, p.warps, p.programs, p.mode, p.columns], same_bits=bool((h == first).all()))
                     rowsout.append(r)
                     print(type, f"{R}x{K}", "W", W, r["value"], "us", r["gbs"], "GB/s", r["config"], "" if r["same_bits"] else "BITS DIFFER", flush=True)
             del ms; torch.cuda.empty_cache()
@@ -248,12 +241,13 @@ def time_experts(out, deadline=60):
             acts = gp.quantize(torch.randn((W if per > 1 else W*k, K), device="cuda"))
             ts = [gp.group_rows(torch.stack([torch.randperm(E, device="cuda")[:k] for _ in range(W)]).to(torch.int32), E) for _ in range(40)]
             C = min(8, gp.power(NB))
-            for p in dict.fromkeys([gp.expert_plan(W*k, T, NB)] + [gp.Plan(8, C, r, w, max(1, T//(r*n)), 2, d) for r, w in ((8//C, 8), (max(1, 4//C), max(4, C))) for n in (2, 4, 8) for d in (0, 3)]):
+            base = gp.expert_plan(W*k, T, NB)
+            for p in dict.fromkeys([base, replace(base, programs=max(1, base.programs//2)), replace(base, programs=min(T//base.RT, base.programs*2))]):
                 try: us, spread = graph_us(lambda i: gp.expert_product(w, acts, ts[i], per, how=p), len(ts))
                 except Exception as e: print("FAILED experts", type, p, repr(e)[:300]); continue
                 unique = np.mean([int(t.count) for t in ts])
                 gbs = unique*T*NB*packing(type).words*4/us/1e3
-                r = dict(quantization=type, shape=f"{E}x{R}x{K}", width=W, arm="experts", value=round(us, 3), unit="us", spread=round(spread, 3), gbs=round(gbs, 1), experts=round(float(unique), 1), config=[p.NC, p.C, p.RT, p.warps, p.programs, p.depth])
+                r = dict(quantization=type, shape=f"{E}x{R}x{K}", width=W, arm="experts", value=round(us, 3), unit="us", spread=round(spread, 3), gbs=round(gbs, 1), experts=round(float(unique), 1), config=[p.NC, p.C, p.RT, p.warps, p.programs, p.mode])
                 res.append(r); print("experts", type, r["shape"], "W", W, r["value"], "us", r["gbs"], "GB/s", r["config"], r["experts"], flush=True)
             if time.time() - t0 > deadline: break
         del w, tiles
