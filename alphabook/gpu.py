@@ -5,14 +5,16 @@
 # %% auto #0
 __all__ = ['INTERPRET', 'pdl', 'MAGIC', 'LOG2E', 'NEG_LN2_HI', 'NEG_LN2_LO', 'EXP_MIN', 'EXP_MAX', 'E6', 'E5', 'E4', 'E3', 'E2',
            'E1', 'E0', 'MAGIC_BITS', 'GELU_CUBE', 'GELU_SCALE', 'L5', 'L4', 'L3', 'L2', 'L1', 'TURN', 'S2', 'S1', 'S0',
-           'C2', 'C1', 'C0', 'SCRATCH', 'LOWEST', 'exact_fma', 'begin', 'use_pdl', 'launch', 'exp', 'sigmoid', 'silu',
-           'gelu', 'softplus', 'swiglu_oai_', 'pointwise_', 'k_pointwise', 'as_rows', 'pointwise', 'gated', 'softcap',
-           'add', 'scale', 'fold', 'root_mean', 'summed', 'k_norm', 'norm', 'rms_norm', 'add_norm', 'phase_angles',
-           'k_angles', 'load_steps', 'rope_angles', 'kv_tables', 'pack_keys', 'unpack_keys', 'head_values', 'rotated',
-           'head_scale', 'k_heads', 'heads', 'lane', 'lanes', 'fold_groups', 'tile_values', 'k_attend', 'largest',
-           'factors', 'k_combine_tiles', 'spread', 'attend_rows', 'attention', 'Rows', 'parts_of', 'load_rows',
-           'k_embed', 'embed', 'rank_keys', 'key_value', 'k_top_of_blocks', 'k_merge_top', 'top_k', 'argmax',
-           'random_bits', 'weights_32', 'likeliest', 'k_sample', 'sampling_buffers', 'sample']
+           'C2', 'C1', 'C0', 'HEADS', 'SCRATCH', 'WAVES', 'LOWEST', 'exact_fma', 'begin', 'use_pdl', 'launch', 'exp',
+           'sigmoid', 'silu', 'gelu', 'softplus', 'swiglu_oai_', 'pointwise_', 'k_pointwise', 'as_rows', 'pointwise',
+           'gated', 'softcap', 'add', 'scale', 'fold', 'root_mean', 'pieces', 'square_sum', 'k_norm', 'norm',
+           'rms_norm', 'add_norm', 'phase_angles', 'k_angles', 'load_steps', 'rope_angles', 'kv_tables', 'pack_keys',
+           'unpack_keys', 'head_values', 'rotated', 'whole_head', 'query_rows', 'pack_queries', 'unpack_queries',
+           'k_heads', 'heads', 'loaded', 'lane', 'lanes', 'fold_groups', 'value_rows', 'add_values', 'k_attend',
+           'largest', 'factors', 'pack_two', 'unpack_two', 'chain', 'k_combine_tiles', 'spread', 'attend_part',
+           'combine_part', 'attention', 'Rows', 'parts_of', 'load_rows', 'k_embed', 'embed', 'rank_keys', 'key_value',
+           'k_top_of_blocks', 'k_merge_top', 'top_k', 'argmax', 'random_bits', 'weights_32', 'likeliest', 'k_sample',
+           'sampling_buffers', 'sample']
 
 # %% ../nbs/10c_gpu.ipynb #ff4bfedc
 import os
@@ -202,15 +204,22 @@ def root_mean(s, n, eps): # s: sum of n squares → 1 ÷ sqrt(s ÷ n + eps)
     "What a norm multiplies by."
     return tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(s, n) + eps))
 
-# %% ../nbs/10c_gpu.ipynb #fbff2d31
+# %% ../nbs/10c_gpu.ipynb #804debe9
 @triton.jit
-def summed(p_x, p_y, o, i, ok, ADD: tl.constexpr):
-    "x, or x + y."
-    x = tl.load(p_x + o + i, mask=ok, other=0.0)
-    if ADD: x += tl.load(p_y + o + i, mask=ok, other=0.0)
-    return x
+def pieces(p, i, N: tl.constexpr, L: tl.constexpr): # float32 [N] in memory, arange(L) → a tuple of [L]
+    "N values as vectors of L, filled up with +0.0, all on their way at once."
+    xs = ()
+    for c in tl.static_range(0, N, L): xs = xs + (tl.load(p + c + i, mask=c + i < N, other=0.0),)
+    return xs
 
-# %% ../nbs/10c_gpu.ipynb #13a3e5ae
+@triton.jit
+def square_sum(xs, N: tl.constexpr, L: tl.constexpr): # a tuple of [L] → [1]
+    "lane_dot of a row with itself."
+    s = tl.zeros([L], tl.float32)
+    for n in tl.static_range((N + L - 1)//L): s = tl.fma(xs[n], xs[n], s)
+    return fold(tl.reshape(s, [1, L]))
+
+# %% ../nbs/10c_gpu.ipynb #73e5154d
 @triton.jit
 def k_norm(p_x, p_y, p_w, p_sum, p_out, eps, w_rows, x_row,
            N: tl.constexpr, L: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr):
@@ -218,17 +227,17 @@ def k_norm(p_x, p_y, p_w, p_sum, p_out, eps, w_rows, x_row,
     begin(PDL)
     row, i = tl.program_id(0), tl.arange(0, L)
     o = row.to(tl.int64)*x_row
-    s = tl.zeros([L], tl.float32)
-    for c in tl.static_range(0, N, L):
-        x = summed(p_x, p_y, o, c + i, c + i < N, ADD)
-        s = tl.fma(x, x, s)
-    r = root_mean(fold(tl.reshape(s, [1, L])), N, eps)                            # (1,)
-    out, o_w = row.to(tl.int64)*N, (row % w_rows)*N
-    for c in tl.static_range(0, N, L):
-        ok = c + i < N
-        x = summed(p_x, p_y, o, c + i, ok, ADD)
-        if ADD: tl.store(p_sum + out + c + i, x, mask=ok)
-        tl.store(p_out + out + c + i, (x*r)*tl.load(p_w + o_w + c + i, mask=ok, other=0.0), mask=ok)
+    xs = pieces(p_x + o, i, N, L)
+    if ADD:
+        ys, sums = pieces(p_y + row.to(tl.int64)*N, i, N, L), ()
+        for n in tl.static_range((N + L - 1)//L): sums = sums + (xs[n] + ys[n],)
+        xs = sums
+    ws = pieces(p_w + (row % w_rows)*N, i, N, L)
+    r = root_mean(square_sum(xs, N, L), N, eps)                                   # (1,)
+    o = row.to(tl.int64)*N
+    for n in tl.static_range((N + L - 1)//L):
+        if ADD: tl.store(p_sum + o + n*L + i, xs[n], mask=n*L + i < N)
+        tl.store(p_out + o + n*L + i, (xs[n]*r)*ws[n], mask=n*L + i < N)
 
 # %% ../nbs/10c_gpu.ipynb #b10d987e
 def norm(x, y, w, eps, total): # float32 [..., n], the same or None, [n] or [rows, n], number, [..., n] or None
@@ -348,50 +357,67 @@ def rotated(p_x, p_bias, p_w, p_cos, p_sin, i, r, D: tl.constexpr,
     c, s = tl.load(p_cos + pair, mask=turns, other=1.0), tl.load(p_sin + pair, mask=turns, other=0.0)
     return tl.where(turns, tl.where(first, x*c - y*s, y*s + x*c), x)
 
-# %% ../nbs/10c_gpu.ipynb #e221fe89
+# %% ../nbs/10c_gpu.ipynb #88bc05ab
 @triton.jit
-def head_scale(p_x, p_bias, eps, D: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr):
-    "What the norm multiplies a head by; 1 without a norm."
-    i = tl.arange(0, 32)
-    s = tl.zeros([32], tl.float32)
+def whole_head(p_x, p_bias, p_w, p_cos, p_sin, eps, D: tl.constexpr,
+               ROPE: tl.constexpr, NEOX: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr):
+    "A head normed and rotated, as a tuple of 32 values each."
+    i, xs, ys, r = tl.arange(0, 32), (), (), tl.full([1], 1.0, tl.float32)
     if NORM:
-        for c in tl.static_range(0, D, 32):
-            x = head_values(p_x, p_bias, p_x, c + i, 1.0, D, BIAS, False)
-            s = tl.fma(x, x, s)
-        return root_mean(fold(tl.reshape(s, [1, 32])), D, eps)                    # (1,)
-    else: return tl.full([1], 1.0, tl.float32)
+        for c in tl.static_range(0, D, 32): xs = xs + (head_values(p_x, p_bias, p_x, c + i, 1.0, D, BIAS, False),)
+        r = root_mean(square_sum(xs, D, 32), D, eps)                              # (1,)
+    for c in tl.static_range(0, D, 32):
+        ys = ys + (rotated(p_x, p_bias, p_w, p_cos, p_sin, c + i, r, D, ROPE, NEOX, BIAS, NORM),)
+    return ys
 
-# %% ../nbs/10c_gpu.ipynb #c107531f
+# %% ../nbs/10c_gpu.ipynb #a4616436
+HEADS = 8                                                                         # most query heads of a program
+
+def query_rows(W: int, group: int) -> tuple: # (query heads of a KV head in all W rows, filled up; heads of a program)
+    "How the queries of a round are laid out."
+    H = min(HEADS, triton.next_power_of_2(W*group))
+    return triton.cdiv(W*group, H)*H, H
+
+def pack_queries(q, # float32 [W, n_head, D]
+                 n_kv_head: int): # float32 [n_kv_head, ⌈D⌉, ⌈W·group⌉]
+    "Queries in the layout of `heads`, by plain torch."
+    W, n_head, D = q.shape
+    group = n_head//n_kv_head
+    q = q.view(W, n_kv_head, group, D).permute(1, 3, 0, 2).reshape(n_kv_head, D, W*group)
+    return torch.nn.functional.pad(q, (0, query_rows(W, group)[0] - W*group, 0, -D % 32)).contiguous()
+
+def unpack_queries(q, W: int, D: int): # [n_kv_head, ⌈D⌉, ⌈W·group⌉], rows, values of a head → [W, n_head, D]
+    "The way back, for tests; W·group must be the number of columns."
+    return q[:, :D].reshape(len(q), D, W, -1).permute(2, 0, 3, 1).reshape(W, -1, D)
+
+# %% ../nbs/10c_gpu.ipynb #ac90a0c9
 @triton.jit
 def k_heads(p_q, p_k, p_v, p_q_bias, p_k_bias, p_v_bias, p_q_norm, p_k_norm, p_cos, p_sin, p_positions,
-            p_out, p_keys, p_values, eps, q_row, q_head, k_row, v_row, n_head, n_kv_head, n_tiles,
+            p_out, p_keys, p_values, eps, q_row, q_head, k_row, v_row, n_head, n_kv_head, n_tiles, q_rows,
             D: tl.constexpr, KD: tl.constexpr, ROPE: tl.constexpr, NEOX: tl.constexpr, BIAS: tl.constexpr,
             NORM: tl.constexpr, PDL: tl.constexpr):
-    "One head of one row: queries to p_out [W, n_head, D], keys and values to their tables."
+    "One head of one row: queries to p_out [kv head, KD, q_rows], keys and values to their tables."
     begin(PDL)
     w, h, i = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, 32)
     p_cos += w*(ROPE//2)
     p_sin += w*(ROPE//2)
     if h < n_head:
-        p_q += w*q_row + h*q_head
-        r = head_scale(p_q, p_q_bias + h*D, eps, D, BIAS, NORM)
-        for c in tl.static_range(0, D, 32):
-            x = rotated(p_q, p_q_bias + h*D, p_q_norm, p_cos, p_sin, c + i, r, D, ROPE, NEOX, BIAS, NORM)
-            tl.store(p_out + (w*n_head + h)*D + c + i, x, mask=c + i < D)
+        xs = whole_head(p_q + w*q_row + h*q_head, p_q_bias + h*D, p_q_norm, p_cos, p_sin, eps, D, ROPE, NEOX, BIAS, NORM)
+        group = n_head//n_kv_head
+        p_out += (h//group)*KD*q_rows + w*group + h % group
+        for c in tl.static_range(0, D, 32): tl.store(p_out + (c + i)*q_rows, xs[c//32])
     else:
         g, position = h - n_head, tl.load(p_positions + w).to(tl.int64)
         if position >= 0:
-            p_k += w*k_row + g*D
-            r = head_scale(p_k, p_k_bias + g*D, eps, D, BIAS, NORM)
             p_keys += (g*n_tiles + position//64)*KD*64 + position % 64
             p_values += (g*n_tiles*64 + position)*D
+            vs = whole_head(p_v + w*v_row + g*D, p_v_bias + g*D, p_v, p_cos, p_sin, eps, D, 0, NEOX, BIAS, False)
+            ks = whole_head(p_k + w*k_row + g*D, p_k_bias + g*D, p_k_norm, p_cos, p_sin, eps, D, ROPE, NEOX, BIAS, NORM)
             for c in tl.static_range(0, D, 32):
-                x = rotated(p_k, p_k_bias + g*D, p_k_norm, p_cos, p_sin, c + i, r, D, ROPE, NEOX, BIAS, NORM)
-                tl.store(p_keys + (c + i)*64, x.to(tl.float16), mask=c + i < D)
-                v = head_values(p_v + w*v_row + g*D, p_v_bias + g*D, p_v, c + i, r, D, BIAS, False)
-                tl.store(p_values + c + i, v.to(tl.float16), mask=c + i < D)
+                tl.store(p_keys + (c + i)*64, ks[c//32].to(tl.float16), mask=c + i < D)
+                tl.store(p_values + c + i, vs[c//32].to(tl.float16), mask=c + i < D)
 
-# %% ../nbs/10c_gpu.ipynb #fbb98032
+# %% ../nbs/10c_gpu.ipynb #bffb5edd
 def heads(q, # float32 [W, n_head, D]; a view of a wider product will do
           k, v, # float32 [W, n_kv_head·D], likewise
           angles, # (cos, sin), from `rope_angles`; None: no rotation
@@ -401,36 +427,41 @@ def heads(q, # float32 [W, n_head, D]; a view of a wider product will do
           eps: float = 0.0, # added to the mean square
           style: str = "neox", # pairs: "neox" (halves) or "norm" (neighbours)
           biases = None, # of q, k and v: float32 [n_head·D], [n_kv_head·D], [n_kv_head·D]
-          ): # float32 [W, n_head, D]: queries for `attention`
+          ): # float32 [n_kv_head, ⌈D⌉, ⌈W·group⌉]: queries for `attention`, see `query_rows`
     "Bias, norm and rotate queries and keys; write keys and values, rounded once, to their tables."
-    W, n_head, D = q.shape
-    n_kv_head, out = len(keys), torch.empty(q.shape, dtype=torch.float32, device=q.device)
+    (W, n_head, D), n_kv_head = q.shape, len(keys)
+    out = torch.empty((n_kv_head, keys.shape[2], query_rows(W, n_head//n_kv_head)[0]), dtype=torch.float32, device=q.device)
     cos, sin = angles or (q, q)
     launch(k_heads, (W, n_head + n_kv_head), q, k, v, *(biases or (q, q, q)), *(norms or (q, q)), cos, sin, positions,
            out, keys, values, eps, q.stride(0), q.stride(1), k.stride(0), v.stride(0), n_head, n_kv_head, keys.shape[1],
-           warps=1, D=D, KD=keys.shape[2], ROPE=2*cos.shape[1] if angles else 0, NEOX=style == "neox", BIAS=biases is not None,
+           out.shape[2], warps=1, D=D, KD=keys.shape[2], ROPE=2*cos.shape[1] if angles else 0, NEOX=style == "neox", BIAS=biases is not None,
            NORM=norms is not None)
     return out
 
-# %% ../nbs/10c_gpu.ipynb #2a0e330e
+# %% ../nbs/10c_gpu.ipynb #04f6a551
 @triton.jit
-def lane(p_q, p_k, i_group, i: tl.constexpr, D: tl.constexpr):
+def loaded(p, STRIDE: tl.constexpr, N: tl.constexpr):
+    "A tuple of N vectors that lie STRIDE apart, all on their way at once."
+    xs = ()
+    for n in tl.static_range(N): xs = xs + (tl.load(p + n*STRIDE),)
+    return xs
+
+# %% ../nbs/10c_gpu.ipynb #3e819b01
+@triton.jit
+def lane(p_q, ks, Q: tl.constexpr, i: tl.constexpr, KD: tl.constexpr, GROUPS: tl.constexpr):
     "One lane of q·k for all heads and positions of a tile: dimensions i, i + 32, …, moved on by each group's own."
     s = tl.zeros([1, 1, 1], tl.float32)
-    for d in tl.static_range(i, D, 32):
-        if D % 32 == 0: q = tl.load(p_q + d)
-        else: q = tl.load(p_q + d, mask=d + i_group < D, other=0.0)
-        s = tl.fma(q, tl.load(p_k + d*64).to(tl.float32), s)
+    for d in tl.static_range(i, KD, 32): s = tl.fma(tl.load(p_q + d*Q)[:, :, None], ks[d//GROUPS].to(tl.float32), s)
     return s                                                                      # (heads, groups, 64)
 
-# %% ../nbs/10c_gpu.ipynb #2e687efa
+# %% ../nbs/10c_gpu.ipynb #0ef4e9ac
 @triton.jit
-def lanes(p_q, p_k, i_group, i: tl.constexpr, STEP: tl.constexpr, D: tl.constexpr):
+def lanes(p_q, ks, Q: tl.constexpr, i: tl.constexpr, STEP: tl.constexpr, KD: tl.constexpr, GROUPS: tl.constexpr):
     "Lanes i, i + STEP, … below 32, added as `fold` adds them."
-    if STEP == 32: return lane(p_q, p_k, i_group, i, D)
+    if STEP == 32: return lane(p_q, ks, Q, i, KD, GROUPS)
     else:
-        low = lanes(p_q, p_k, i_group, i, 2*STEP, D)
-        return low + lanes(p_q, p_k, i_group, i + STEP, 2*STEP, D)
+        low = lanes(p_q, ks, Q, i, 2*STEP, KD, GROUPS)
+        return low + lanes(p_q, ks, Q, i + STEP, 2*STEP, KD, GROUPS)
 
 # %% ../nbs/10c_gpu.ipynb #057a70f8
 @triton.jit
@@ -440,41 +471,50 @@ def fold_groups(x): # float32 [H, GROUPS, 64], group g has lanes g, g + GROUPS, 
     if n == 1: return tl.reshape(x, [x.shape[0], 64]) + 0.0
     else: return fold_groups(tl.sum(tl.reshape(x, [x.shape[0], 2, n//2, 64]), axis=1))
 
-# %% ../nbs/10c_gpu.ipynb #0eb76d78
+# %% ../nbs/10c_gpu.ipynb #ff8bbfcd
 @triton.jit
-def tile_values(p_v, p_p, i_head, d, n_seen, o, H: tl.constexpr, D: tl.constexpr, UNROLL: tl.constexpr):
-    "o = fma(p[:, j], v[j], o) for the positions of a tile in order."
-    for start in range(0, n_seen, UNROLL):
-        for n in tl.static_range(UNROLL):
-            j = start + n
-            v = tl.load(p_v + j*D + d, mask=(d < D) & (j < n_seen), other=0.0).to(tl.float32)
-            p = tl.load(p_p + j*H + i_head)
-            o = tl.fma(p[:, None], v[None, :], o)
+def value_rows(p_v, d, START: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
+    "32 rows of a tile's values."
+    vs = ()
+    for j in tl.static_range(START, START + 32):
+        if D == DP: vs = vs + (tl.load(p_v + j*D + d),)
+        else: vs = vs + (tl.load(p_v + j*D + d, mask=d < D, other=0.0),)
+    return vs
+
+@triton.jit
+def add_values(o, vs, p_p, i_head, START: tl.constexpr, H: tl.constexpr):
+    "o = fma(p[:, j], v[j], o) for 32 positions in order."
+    for start in tl.static_range(0, 32, 8):
+        ps = loaded(p_p + (START + start)*H + i_head, H, 8)
+        for n in tl.static_range(8): o = tl.fma(ps[n][:, None], vs[start + n].to(tl.float32)[None, :], o)
     return o                                                                      # (H, D)
 
-# %% ../nbs/10c_gpu.ipynb #228aa659
+# %% ../nbs/10c_gpu.ipynb #f22b05e0
 @triton.jit
-def k_attend(p_q, p_k, p_v, p_positions, p_chosen, p_p, p_m, p_l, p_o, scale, window, R, group, n_tiles, chosen_row,
+def k_attend(p_q, p_k, p_v, p_positions, p_chosen, p_p, p_m, p_l, p_o, scale, window, start, R, n_part,
+             group, n_tiles, chosen_row, Q: tl.constexpr,
              D: tl.constexpr, KD: tl.constexpr, DP: tl.constexpr, H: tl.constexpr, GROUPS: tl.constexpr,
              BLOCK: tl.constexpr, PDL: tl.constexpr):
-    "Some tiles of H heads of one KV head: m, l [tile, kv, R] and o [tile, kv, R, D]. BLOCK: of sparse attention, or 0."
+    "Some tiles of H heads of one KV head: m, l [tile, kv, n_part] and o [tile, kv, n_part, D]. BLOCK: of `chosen`, or 0."
     begin(PDL)
-    kv, split, chunk, n_kv = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(0)
+    chunk, kv, split, n_kv = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(1)
     i_head, j, d = tl.arange(0, H), tl.arange(0, 64), tl.arange(0, DP)
-    r = chunk*H + i_head
+    r = start + chunk*H + i_head                                                  # of R heads; the scratch begins at `start`
     row, ok = tl.minimum(r, R - 1)//group, r < R
     pos = tl.load(p_positions + row).to(tl.int32)
     last = tl.max(pos, 0)
     low = tl.min(tl.where(pos >= 0, pos, last), 0) - window + 1
-    head = (row*n_kv + kv)*group + tl.minimum(r, R - 1) % group                   # (H,)
-    i_group = tl.arange(0, GROUPS)[None, :, None]                                 # (1, GROUPS, 1)
-    p_q += (head*D)[:, None, None] + i_group                 # (H, GROUPS, 1)
-    one = tl.full([], 1, tl.int64)
-    p_k += one*kv*n_tiles*KD*64 + i_group*64 + j[None, None, :]
+    one, i_group = tl.full([], 1, tl.int64), tl.arange(0, GROUPS)
+    p_q += (kv*KD + i_group[None, :])*Q + r[:, None]                              # (H, GROUPS)
+    p_k += one*kv*n_tiles*KD*64 + i_group[None, :, None]*64 + j[None, None, :]    # (1, GROUPS, 64)
     p_v += one*kv*n_tiles*D*64
-    p_p += ((chunk*tl.num_programs(1) + split)*n_kv + kv)*H*64
-    for t in range(tl.maximum(low, 0)//64 + split, last//64 + 1, tl.num_programs(1)):
-        s = fold_groups(lanes(p_q, p_k + one*t*KD*64, i_group, 0, GROUPS, D))     # (H, 64)
+    p_p += ((chunk*tl.num_programs(2) + split)*n_kv + kv)*H*64
+    for t in range(tl.maximum(low, 0)//64 + split, last//64 + 1, tl.num_programs(2)):
+        p_vt = p_v + one*t*D*64
+        ks = loaded(p_k + one*t*KD*64, GROUPS*64, KD//GROUPS)
+        vs = value_rows(p_vt, d, 0, D, DP)
+        s = fold_groups(lanes(p_q, ks, Q, 0, GROUPS, KD, GROUPS))              # (H, 64)
+        us = value_rows(p_vt, d, 32, D, DP)
         at = (t*64 + j)[None, :]
         p_row = pos[:, None]
         seen = (at <= p_row) & (at > p_row - window)
@@ -486,16 +526,15 @@ def k_attend(p_q, p_k, p_v, p_positions, p_chosen, p_p, p_m, p_l, p_o, scale, wi
         p = tl.where(seen, exp(s - m[:, None]), 0.0)
         tl.store(p_p + i_head[:, None] + j[None, :]*H, p)
         tl.debug_barrier()
-        n_seen = tl.minimum(last - t*64 + 1, 64)
-        o = tile_values(p_v + one*t*D*64, p_p, i_head, d, n_seen, tl.zeros([H, DP], tl.float32), H, D, 16)
-        out = (one*t*n_kv + kv)*R + r
+        o = add_values(tl.zeros([H, DP], tl.float32), vs, p_p, i_head, 0, H)
+        o = add_values(o, us, p_p, i_head, 32, H)
+        out = (one*t*n_kv + kv)*n_part + r - start
         tl.store(p_m + out, m, mask=ok)
         tl.store(p_l + out, fold(p), mask=ok)
-        tl.store(p_o + out[:, None]*D + d[None, :], o,
-                 mask=ok[:, None] & (d < D)[None, :])
+        tl.store(p_o + out[:, None]*D + d[None, :], o, mask=ok[:, None] & (d < D)[None, :])
         tl.debug_barrier()
 
-# %% ../nbs/10c_gpu.ipynb #cba56f5b
+# %% ../nbs/10c_gpu.ipynb #f0592a39
 @triton.jit
 def largest(a, b):
     "The larger of two."
@@ -503,7 +542,7 @@ def largest(a, b):
 
 @triton.jit
 def factors(p_m, t, start, last, stride, m):
-    "alpha and beta of 32 tiles from `start` on, and the maximum after them; m: the maximum before."
+    "alpha and beta of tiles t, which begin with `start`, and the maximum after them; m: the maximum before."
     here = tl.load(p_m + t*stride, mask=t <= last, other=float("-inf"))
     ahead = tl.load(p_m + (t - 1)*stride, mask=(t > start) & (t <= last), other=float("-inf"))
     top = tl.maximum(tl.associative_scan(here, 0, largest), m)
@@ -512,31 +551,54 @@ def factors(p_m, t, start, last, stride, m):
     beta = tl.where(here > float("-inf"), exp(here - top), 0.0)
     return alpha, beta, tl.maximum(m, tl.max(here, 0))
 
-# %% ../nbs/10c_gpu.ipynb #304d59e1
+# %% ../nbs/10c_gpu.ipynb #096eb0d3
 @triton.jit
-def k_combine_tiles(p_m, p_l, p_o, p_positions, p_sinks, p_gate, p_f, p_out, window, R, group, gate_row, gate_head,
-                    D: tl.constexpr, B: tl.constexpr, SINKS: tl.constexpr, GATE: tl.constexpr, PDL: tl.constexpr):
+def pack_two(a, b): # float32, float32 → int64
+    "Two floats that are read as one."
+    high = b.to(tl.int32, bitcast=True).to(tl.int64) << 32
+    return high | (a.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF)
+
+@triton.jit
+def unpack_two(x): # int64 → float32, float32
+    "The way back."
+    return x.to(tl.int32).to(tl.float32, bitcast=True), (x >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+
+# %% ../nbs/10c_gpu.ipynb #187c25da
+@triton.jit
+def chain(o, l, p_f, p_l, p_o, t, last, stride, d, D: tl.constexpr, N: tl.constexpr):
+    "N tiles of the chain from t on; p_f has alpha and beta of each. All that they need is on its way before the first."
+    os, ls, fs = (), (), ()
+    for n in tl.static_range(N):
+        ok = t + n <= last
+        fs = fs + (tl.load(p_f + t + n, mask=ok, other=0x3F800000),)              # alpha 1, beta 0
+        ls = ls + (tl.load(p_l + (t + n)*stride, mask=ok, other=0.0),)
+        os = os + (tl.load(p_o + (t + n)*stride*D + d, mask=ok & (d < D), other=0.0),)
+    for n in tl.static_range(N):
+        alpha, beta = unpack_two(fs[n])
+        l = l*alpha + ls[n]*beta
+        o = o*alpha + os[n]*beta
+    return o, l
+
+# %% ../nbs/10c_gpu.ipynb #da3ea694
+@triton.jit
+def k_combine_tiles(p_m, p_l, p_o, p_positions, p_sinks, p_gate, p_f, p_out, window, start, group, n_tiles, gate_row, gate_head,
+                    D: tl.constexpr, B: tl.constexpr, F: tl.constexpr, N: tl.constexpr, SINKS: tl.constexpr,
+                    GATE: tl.constexpr, PDL: tl.constexpr):
     "B dimensions of one head of one row: its tiles in order, the sink, the division, the gate."
     begin(PDL)
-    r, kv, part, n_kv = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(1)
+    n_part, kv, part, n_kv = tl.num_programs(0), tl.program_id(1), tl.program_id(2), tl.num_programs(1)
+    r = start + tl.program_id(0)
     pos = tl.load(p_positions + r//group).to(tl.int32)
-    n, d = tl.arange(0, 32), part*B + tl.arange(0, B)
-    first, last, stride = tl.maximum(pos - window + 1, 0)//64, pos//64, n_kv*R
-    at, one = kv*R + r, tl.full([], 1, tl.int64)
-    p_f += ((at*tl.num_programs(2)) + part)*64
+    i, d, at, one = tl.arange(0, F), part*B + tl.arange(0, B), kv*n_part + r - start, tl.full([], 1, tl.int64)
+    first, last, stride = tl.maximum(pos - window + 1, 0)//64, pos//64, one*n_kv*n_part
+    p_f += one*(at*tl.num_programs(2) + part)*n_tiles
     m, l, o = at*0.0 + float("-inf"), at*0.0, tl.zeros([B], tl.float32)
-    for start in range(first, last + 1, 32):
-        alpha, beta, m = factors(p_m + at, start + n, start, last, one*stride, m)
-        tl.store(p_f + n, alpha)
-        tl.store(p_f + 32 + n, beta)
-        tl.debug_barrier()
-        o_at = one*start*stride + at
-        for t in tl.static_range(32):
-            a, b, ok = tl.load(p_f + t), tl.load(p_f + 32 + t), start + t <= last
-            o_t = o_at + one*t*stride
-            l = l*a + tl.load(p_l + o_t, mask=ok, other=0.0)*b
-            o = o*a + tl.load(p_o + o_t*D + d, mask=ok & (d < D), other=0.0)*b
-        tl.debug_barrier()
+    for t_start in range(first, last + 1, F):
+        t = t_start + i
+        alpha, beta, m = factors(p_m + at, t, t_start, last, stride, m)
+        tl.store(p_f + t, pack_two(alpha, beta), mask=t <= last)
+    tl.debug_barrier()
+    for t in range(first, last + 1, N): o, l = chain(o, l, p_f, p_l + at, p_o + one*at*D, t, last, stride, d, D, N)
     h = kv*group + r % group
     if SINKS:
         sink = tl.load(p_sinks + h)
@@ -546,39 +608,45 @@ def k_combine_tiles(p_m, p_l, p_o, p_positions, p_sinks, p_gate, p_f, p_out, win
     if GATE: y = y*sigmoid(tl.load(p_gate + (r//group)*gate_row + h*gate_head + d, mask=d < D, other=0.0))
     tl.store(p_out + (one*(r//group)*n_kv*group + h)*D + d, y, mask=d < D)
 
-# %% ../nbs/10c_gpu.ipynb #8722eaa0
+# %% ../nbs/10c_gpu.ipynb #925b2e10
 SCRATCH = 1 << 28                                                                 # bytes for the tiles of a launch
+WAVES = 8                                                                         # programs per multiprocessor
 
 def spread(n_kv: int, chunks: int, tiles: int, device) -> int: # programs that share the tiles of a KV head
-    "So many that the chip is full a few times over, if there are tiles for them."
+    "So many that the chip is full, if there are tiles for them."
     cores = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-    return max(1, min(tiles, triton.cdiv(4*cores, n_kv*chunks)))
+    return max(1, min(tiles, triton.cdiv(WAVES*cores, n_kv*chunks)))
 
-# %% ../nbs/10c_gpu.ipynb #3e277b66
-def attend_rows(q, k, v, positions, window, scale, sinks, gate, chosen, block, out): # as in `attention`, out [W, n_head, D]
-    "Attention of some rows: a launch over tiles, and one that combines them."
-    W, n_head, D = q.shape
-    n_kv, tiles = k.shape[:2]
-    group, R, device = n_head//n_kv, W*n_head//n_kv, q.device
-    H = min(8, triton.next_power_of_2(R))
-    chunks = triton.cdiv(R, H)
-    splits, B = spread(n_kv, chunks, tiles, device), min(32, D)
+# %% ../nbs/10c_gpu.ipynb #9071d6ae
+def attend_part(q, k, v, positions, window, scale, chosen, block, start, n, group, D): # as in `attention`; heads start … start + n
+    "Tiles of some of the query heads: m, l and o."
+    (n_kv, tiles, KD), device, H = k.shape[:3], q.device, min(HEADS, q.shape[2])
+    chunks = triton.cdiv(n, H)
+    splits = spread(n_kv, chunks, tiles, device)
     empty = lambda *shape: torch.empty(shape, dtype=torch.float32, device=device)
-    p, m, l, o = empty(chunks*splits*n_kv, 64, H), empty(tiles, n_kv, R), empty(tiles, n_kv, R), empty(tiles, n_kv, R, D)
-    groups = max(g for g in (1, 2, 4, 8) if 32*g <= max(D, 32))                            # a warp each
-    launch(k_attend, (n_kv, splits, chunks), q, k, v, positions, q if chosen is None else chosen, p, m, l, o, scale,
-           window or 1 << 30, R, group, tiles, 0 if chosen is None else chosen.shape[1], warps=groups, D=D, KD=k.shape[2],
-           DP=triton.next_power_of_2(D), H=H, GROUPS=groups, BLOCK=block)
-    parts = triton.cdiv(D, B)
-    launch(k_combine_tiles, (R, n_kv, parts), m, l, o, positions, q if sinks is None else sinks,
-           q if gate is None else gate, empty(R*n_kv*parts, 64), out, window or 1 << 30, R, group,
-           0 if gate is None else gate.stride(0), 0 if gate is None else gate.stride(1), warps=1, D=D, B=B,
-           SINKS=sinks is not None, GATE=gate is not None)
+    p, m, l, o = empty(chunks*splits*n_kv, 64, H), empty(tiles, n_kv, n), empty(tiles, n_kv, n), empty(tiles, n_kv, n, D)
+    groups = max(g for g in (1, 2, 4) if 32*g <= max(D, 32))                      # a warp each
+    launch(k_attend, (chunks, n_kv, splits), q, k, v, positions, q if chosen is None else chosen, p, m, l, o, scale, window,
+           start, len(positions)*group, n, group, tiles, 0 if chosen is None else chosen.shape[1], warps=groups, Q=q.shape[2],
+           D=D, KD=KD, DP=triton.next_power_of_2(D), H=H, GROUPS=groups, BLOCK=block)
+    return m, l, o
 
-# %% ../nbs/10c_gpu.ipynb #8cd89661
-def attention(q, # float32 [W, n_head, D], from `heads`
+# %% ../nbs/10c_gpu.ipynb #ae83f6ea
+def combine_part(m, l, o, positions, window, sinks, gate, start, group, out): # as in `attention`, out [W, n_head, D]
+    "The tiles of some query heads, in order."
+    tiles, n_kv, n, D = o.shape
+    B = min(128, triton.next_power_of_2(D))
+    parts, none = triton.cdiv(D, B), lambda t: m if t is None else t
+    f = torch.empty((n*n_kv*parts, tiles), dtype=torch.int64, device=m.device)
+    strides = (0, 0) if gate is None else gate.stride()[:2]
+    launch(k_combine_tiles, (n, n_kv, parts), m, l, o, positions, none(sinks), none(gate), f, out, window, start, group, tiles,
+           *strides, warps=max(1, B//32), D=D, B=B, F=512, N=32, SINKS=sinks is not None, GATE=gate is not None)
+
+# %% ../nbs/10c_gpu.ipynb #70d111c6
+def attention(q, # float32 [n_kv_head, ⌈D⌉, ⌈W·group⌉], from `heads` or `pack_queries`
               k, v, # tables of one layer, see `kv_tables`; written up to the largest position
               positions, # int [W], on the device
+              n_head: int, # query heads
               window: int, # sliding window, 0: none
               scale: float, # factor of the scores
               sinks = None, # float32 [n_head]: a score without a value per head (gpt-oss)
@@ -587,13 +655,13 @@ def attention(q, # float32 [W, n_head, D], from `heads`
               block: int = 0, # positions of a block
               ): # float32 [W, n_head, D]
     "Causal attention with grouped query heads, tiles of 64 absolute positions, combined in order."
-    out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
-    per_row = 4*k.shape[1]*q.shape[1]*(q.shape[2] + 2)
-    step = max(1, SCRATCH//per_row)
-    for i in range(0, len(q), step):
-        rows = slice(i, i + step)
-        attend_rows(q[rows], k, v, positions[rows], window, float(scale), sinks, None if gate is None else gate[rows],
-                    None if chosen is None else chosen[rows], block, out[rows])
+    (n_kv, tiles), D, group = k.shape[:2], v.shape[2], n_head//len(k)
+    out = torch.empty((len(positions), n_head, D), dtype=torch.float32, device=q.device)
+    step, window = max(1, SCRATCH//(4*tiles*n_kv*(D + 2))//8)*8, window or 1 << 30
+    for start in range(0, len(positions)*group, step):
+        n = min(step, len(positions)*group - start)
+        parts = attend_part(q, k, v, positions, window, float(scale), chosen, block, start, n, group, D)
+        combine_part(*parts, positions, window, sinks, gate, start, group, out)
     return out
 
 # %% ../nbs/10c_gpu.ipynb #3853d6ee

@@ -7,13 +7,15 @@ __all__ = ['sum_of_exps', 'k_route', 'route', 'k_combine', 'combine', 'sigmoid_g
            'k_conv', 'conv_silu', 'gates', 'k_gdn_inputs', 'gdn_inputs', 'vector', 'four', 'dot_rows', 'step',
            'load_state', 'store_state', 'gate_and_value', 'k_gdn', 'check_gdn', 'gdn', 'replay', 'k_commit', 'commit']
 
-# %% ../nbs/10d_gpu_hybrid.ipynb #d65c47b3
+# %% ../nbs/10d_gpu_hybrid.ipynb #dc05054e
 import torch
 import triton
 import triton.language as tl
 
 from .elementary import n_lanes
-from .gpu import as_rows, begin, exp, fold, launch, pointwise, rank_keys, key_value, root_mean, sigmoid, silu, softplus
+from alphabook.gpu import (
+    as_rows, begin, exp, fold, key_value, launch, pieces, pointwise, rank_keys, root_mean, sigmoid, silu, softplus,
+    square_sum)
 
 # %% ../nbs/10d_gpu_hybrid.ipynb #c78a6bd4
 @triton.jit
@@ -103,7 +105,7 @@ def sigmoid_gate(x, # float32 [..., n]
     "x·sigmoid(gate)."
     return pointwise("sigmoid", x, gate)
 
-# %% ../nbs/10d_gpu_hybrid.ipynb #22ecaf2c
+# %% ../nbs/10d_gpu_hybrid.ipynb #86e23e5b
 @triton.jit
 def k_gated_norm(p_o, p_w, p_z, p_out, eps, n_heads, z_row, z_head,
                  N: tl.constexpr, L: tl.constexpr, SILU: tl.constexpr, PDL: tl.constexpr):
@@ -112,16 +114,11 @@ def k_gated_norm(p_o, p_w, p_z, p_out, eps, n_heads, z_row, z_head,
     at, i = tl.program_id(0).to(tl.int64), tl.arange(0, L)
     p_o += at*N
     p_z += (at//n_heads)*z_row + (at % n_heads)*z_head
-    s = tl.zeros([L], tl.float32)
-    for c in tl.static_range(0, N, L):
-        x = tl.load(p_o + c + i, mask=c + i < N, other=0.0)
-        s = tl.fma(x, x, s)
-    r = root_mean(fold(tl.reshape(s, [1, L])), N, eps)                            # (1,)
-    for c in tl.static_range(0, N, L):
-        ok = c + i < N
-        z = tl.load(p_z + c + i, mask=ok, other=0.0)
-        y = (tl.load(p_o + c + i, mask=ok, other=0.0)*r)*tl.load(p_w + c + i, mask=ok, other=0.0)
-        tl.store(p_out + at*N + c + i, y*(silu(z) if SILU else sigmoid(z)), mask=ok)
+    xs, zs, ws = pieces(p_o, i, N, L), pieces(p_z, i, N, L), pieces(p_w, i, N, L)
+    r = root_mean(square_sum(xs, N, L), N, eps)                                   # (1,)
+    for n in tl.static_range((N + L - 1)//L):
+        y = ((xs[n]*r)*ws[n])*(silu(zs[n]) if SILU else sigmoid(zs[n]))
+        tl.store(p_out + at*N + n*L + i, y, mask=n*L + i < N)
 
 # %% ../nbs/10d_gpu_hybrid.ipynb #7ee9fe72
 def gated_norm(o, # float32 [W, heads, D]: what the heads answer
@@ -181,7 +178,7 @@ def gates(p_alpha, p_b, p_a, p_bias, p_decay, p_beta, w, ab_row, ab_outer, per, 
     tl.store(p_decay + w*V + h, exp(a*softplus(alpha + bias)), mask=h < V)
     tl.store(p_beta + w*V + h, sigmoid(b), mask=h < V)
 
-# %% ../nbs/10d_gpu_hybrid.ipynb #149585de
+# %% ../nbs/10d_gpu_hybrid.ipynb #b5b7c352
 @triton.jit
 def k_gdn_inputs(p_window, p_rows, p_w, p_alpha, p_b, p_a, p_bias, p_q, p_k, p_v, p_decay, p_beta, q_scale, eps,
                  ab_row, ab_outer, per, K: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, D: tl.constexpr,
@@ -191,20 +188,16 @@ def k_gdn_inputs(p_window, p_rows, p_w, p_alpha, p_b, p_a, p_bias, p_q, p_k, p_v
     h, t, i = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.arange(0, 32)
     n: tl.constexpr = (2*K + V)*D
     if h == 2*K + V: gates(p_alpha, p_b, p_a, p_bias, p_decay, p_beta, t, ab_row, ab_outer, per, V, VP)
-    elif h >= 2*K:
-        for c in tl.static_range(0, D, 32):
-            y = convolved(p_window, p_rows, p_w, t, h*D + c + i, c + i < D, TAPS - 1, TAPS, 1, n)
-            tl.store(p_v + (t*V + h - 2*K)*D + c + i, y, mask=c + i < D)
     else:
-        s = tl.zeros([32], tl.float32)
+        ys = ()
         for c in tl.static_range(0, D, 32):
-            y = convolved(p_window, p_rows, p_w, t, h*D + c + i, c + i < D, TAPS - 1, TAPS, 1, n)
-            s = tl.fma(y, y, s)
-        r = tl.div_rn(1.0, tl.sqrt_rn(fold(tl.reshape(s, [1, 32])) + eps))        # (1,)
-        p = p_k + (t*K + h - K)*D
+            ys = ys + (convolved(p_window, p_rows, p_w, t, h*D + c + i, c + i < D, TAPS - 1, TAPS, 1, n),)
+        p, r = p_v + (t*V + h - 2*K)*D, tl.full([1], 1.0, tl.float32)
+        if h < 2*K: r = tl.div_rn(1.0, tl.sqrt_rn(square_sum(ys, D, 32) + eps))   # (1,)
         if h < K: p = p_q + (t*K + h)*D
+        elif h < 2*K: p = p_k + (t*K + h - K)*D
         for c in tl.static_range(0, D, 32):
-            y = convolved(p_window, p_rows, p_w, t, h*D + c + i, c + i < D, TAPS - 1, TAPS, 1, n)*r
+            y = ys[c//32]*r                                                       # a value times 1 is itself
             tl.store(p + c + i, tl.where(h < K, y*q_scale, y), mask=c + i < D)
 
 # %% ../nbs/10d_gpu_hybrid.ipynb #8055cd4c
