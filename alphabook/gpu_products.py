@@ -7,12 +7,13 @@ __all__ = ['INTERPRET', 'PLAIN', 'LOG2E', 'LN2_HI', 'LN2_LO', 'MAGIC', 'MAGIC_BI
            'empty_acts', 'store_digits', 'store_acts', 'quantize_kernel', 'gated_kernel', 'square_sum', 'norm_kernel',
            'pdl', 'quantize', 'gated_quantize', 'norm_quantize', 'of', 'spread', 'table_word', 'field', 'prmt',
            'places', 'look_up', 'decode', 'operand', 'k_first', 'halves', 'load_pair', 'half', 'group_scale',
-           'load_tile', 'load_digits', 'offsets_256', 'float_dot', 'scaled', 'scaled_bits', 'words', 'group_sum',
-           'operands', 'scale_of', 'leaf_256', 'leaf_32', 'in_order', 'row_of', 'act_row', 'columns', 'activations',
-           'tile_at', 'leaves', 'store_rows', 'sweep', 'product_kernel', 'expert_kernel', 'Matrix', 'load_matrix',
-           'Plan', 'power', 'plan', 'product', 'tasks_kernel', 'Tasks', 'group_rows', 'Experts', 'load_experts',
-           'expert_product', 'expert_plan', 'widen', 'float_kernel', 'float_product', 'matmul', 'expert_matmul',
-           'one_row', 'byte_at', 'row_scale', 'embed_kernel', 'embed_float_kernel', 'embed']
+           'load_tile', 'load_digits', 'offsets_256', 'float_dot', 'scaled', 'whole', 'scaled_bits', 'words',
+           'group_sum', 'operands', 'scale_of', 'leaf_256', 'leaf_32', 'in_order', 'row_of', 'act_row', 'columns',
+           'activations', 'tile_at', 'leaves', 'store_rows', 'sweep', 'product_kernel', 'expert_kernel', 'flat_sum',
+           'flat_digits', 'flat_leaf', 'wide_kernel', 'Matrix', 'load_matrix', 'Plan', 'power', 'plan', 'product',
+           'tasks_kernel', 'Tasks', 'group_rows', 'Experts', 'load_experts', 'expert_product', 'expert_plan', 'widen',
+           'float_kernel', 'float_product', 'matmul', 'expert_matmul', 'one_row', 'byte_at', 'row_scale',
+           'embed_kernel', 'embed_float_kernel', 'embed']
 
 # %% ../nbs/10b_gpu_products.ipynb #95e7182c
 import os
@@ -98,7 +99,7 @@ def fold(v, M: tl.constexpr, L: tl.constexpr):
     if L == 1: return tl.reshape(v, [M]) + 0.0
     else: return fold(tl.sum(tl.reshape(v, [M, 2, L//2]), 1), M, L//2)
 
-# %% ../nbs/10b_gpu_products.ipynb #89d22a8b
+# %% ../nbs/10b_gpu_products.ipynb #c1a197a4
 @dataclass
 class Acts:
     "W rows of activations by the contract, as the products read them; S is W rounded up to a multiple of 8."
@@ -108,26 +109,28 @@ class Acts:
     m8: torch.Tensor               # int8 [nb, 2, S, 1 t, 2 h, 2 i, 4 b]: the same in digits of 7 bits, two and one
     m16: torch.Tensor              # int8 [nb, 2, S, 2 t, 2 h, 2 i, 4 b]: the same of groups of 16
     d: torch.Tensor                # float32 [nb, S]
+    f: torch.Tensor                # int8 [nb, 8, S, 32]: q again in file order, for more than 8 rows
     W: int
     K: int
     x: 'torch.Tensor | None' = None    # float32 [W, K]: the rows themselves, for float matrices
 
 PARTS = dict(q=(256, torch.int8), a=(32, torch.float32), s=(32, torch.float32), m8=(32, torch.int8), m16=(64, torch.int8),
-             d=(4, torch.float32))
+             d=(4, torch.float32), f=(256, torch.int8))
 
 def empty_acts(W: int, # rows
                K: int, # activations per row
                device) -> Acts:
     "Room for activations, one allocation."
     n = -(-K//256)*(-(-W//8)*8)
-    buffer = torch.empty(sum(size for size, _ in PARTS.values())*n, dtype=torch.int8, device=device)
-    parts, at = {}, 0
-    for name, (size, dtype) in PARTS.items():
+    used = {k: v for k, v in PARTS.items() if k != "f" or W > 8}
+    buffer = torch.empty(sum(size for size, _ in used.values())*n, dtype=torch.int8, device=device)
+    parts, at = dict(f=buffer), 0
+    for name, (size, dtype) in used.items():
         parts[name] = buffer[at:at + size*n].view(dtype)
         at += size*n
     return Acts(**parts, W=W, K=K)
 
-# %% ../nbs/10b_gpu_products.ipynb #710d3647
+# %% ../nbs/10b_gpu_products.ipynb #8954966f
 TINIEST, LARGEST = _c(2.0**-100), _c(2.0**120)
 STEPS, D_DIV = _c(32), _c(127*32)
 
@@ -141,7 +144,7 @@ def store_digits(p, v, S, G: tl.constexpr):
     tl.store(p + S*(2*G) + o, (v >> 14).to(tl.int8))
 
 @triton.jit
-def store_acts(x, w, b, S, p_q, p_a, p_s, p_m8, p_m16, p_d):
+def store_acts(x, w, b, S, p_q, p_a, p_s, p_m8, p_m16, p_d, p_f):
     "Quantize 256 activations [8, 2, 16] and store superblock b of row w."
     j, i, k = tl.arange(0, 8)[:, None, None], tl.arange(0, 2)[None, :, None], tl.arange(0, 16)[None, None, :]
     largest = tl.max(tl.max(tl.abs(x), 2), 1)                                             # (8,)
@@ -153,6 +156,7 @@ def store_acts(x, w, b, S, p_q, p_a, p_s, p_m8, p_m16, p_d):
     t = x*tl.div_rn(inv, a.to(tl.float32))[:, None, None] + MAGIC
     q = tl.where(live[:, None, None], t.to(tl.int32, bitcast=True) - MAGIC_BITS, 0)
     tl.store(p_q + ((b*4 + j//2)*S + w)*64 + k//4*16 + j % 2*8 + i*4 + k % 4, q.to(tl.int8))
+    if S > 8: tl.store(p_f + ((b*8 + j)*S + w)*32 + i*16 + k, q.to(tl.int8))
     half = tl.sum(q, 2)                                                                   # (8, 2)
     sums, j1 = a*tl.sum(half, 1), tl.arange(0, 8)
     tl.store(p_a + (b*8 + j1)*S + w, a.to(tl.float32))
@@ -162,19 +166,20 @@ def store_acts(x, w, b, S, p_q, p_a, p_s, p_m8, p_m16, p_d):
     d = tl.where(live, tl.div_rn(top, tl.full([8], D_DIV, tl.float32)), tl.where(top < TINIEST, 0.0, float("nan")))
     tl.store(p_d + b*S + w + 0*j1, d)
 
-# %% ../nbs/10b_gpu_products.ipynb #7aa5ac47
+# %% ../nbs/10b_gpu_products.ipynb #c2c53bb5
 @triton.jit(do_not_specialize=["K", "S"])
-def quantize_kernel(p_x, K, S, p_q, p_a, p_s, p_m8, p_m16, p_d, PDL: tl.constexpr):
+def quantize_kernel(p_x, K, S, p_q, p_a, p_s, p_m8, p_m16, p_d, p_f, PDL: tl.constexpr):
     "A program quantizes 256 activations: grid (rows, superblocks)."
     w, b = tl.program_id(0), tl.program_id(1)
     k = b*256 + tl.arange(0, 8)[:, None, None]*32 + tl.arange(0, 2)[None, :, None]*16 + tl.arange(0, 16)[None, None, :]
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    store_acts(tl.load(p_x + w*K + k, mask=k < K, other=0.0), w, b, S, p_q, p_a, p_s, p_m8, p_m16, p_d)
+    store_acts(tl.load(p_x + w*K + k, mask=k < K, other=0.0), w, b, S, p_q, p_a, p_s, p_m8, p_m16, p_d, p_f)
 
 @triton.jit(do_not_specialize=["K", "S"])
-def gated_kernel(p_g, p_u, g_row, u_row, K, S, p_q, p_a, p_s, p_m8, p_m16, p_d, ACT: tl.constexpr, PDL: tl.constexpr):
+def gated_kernel(p_g, p_u, g_row, u_row, K, S, p_q, p_a, p_s, p_m8, p_m16, p_d, p_f, ACT: tl.constexpr,
+                 PDL: tl.constexpr):
     "The same of act(gate)·up, whose rows are g_row and u_row numbers apart."
     w, b = tl.program_id(0), tl.program_id(1)
     k = b*256 + tl.arange(0, 8)[:, None, None]*32 + tl.arange(0, 2)[None, :, None]*16 + tl.arange(0, 16)[None, None, :]
@@ -184,9 +189,9 @@ def gated_kernel(p_g, p_u, g_row, u_row, K, S, p_q, p_a, p_s, p_m8, p_m16, p_d, 
     g = tl.load(p_g + w*g_row + k, mask=k < K, other=0.0)
     u = tl.load(p_u + w*u_row + k, mask=k < K, other=0.0)
     y = tl.where(k < K, gate_up(g, u, ACT), 0.0)
-    store_acts(y, w, b, S, p_q, p_a, p_s, p_m8, p_m16, p_d)
+    store_acts(y, w, b, S, p_q, p_a, p_s, p_m8, p_m16, p_d, p_f)
 
-# %% ../nbs/10b_gpu_products.ipynb #68f9e3f3
+# %% ../nbs/10b_gpu_products.ipynb #75549c86
 @triton.jit
 def square_sum(p_x, K, L: tl.constexpr, PASSES: tl.constexpr):
     "Σx² of a row by L lanes: [1]."
@@ -198,8 +203,8 @@ def square_sum(p_x, K, L: tl.constexpr, PASSES: tl.constexpr):
     return fold(s, 1, L)
 
 @triton.jit(do_not_specialize=["K", "S"])
-def norm_kernel(p_x, p_w, p_y, eps, K, S, p_q, p_a, p_s, p_m8, p_m16, p_d, L: tl.constexpr, PASSES: tl.constexpr,
-                KEEP: tl.constexpr, PDL: tl.constexpr):
+def norm_kernel(p_x, p_w, p_y, eps, K, S, p_q, p_a, p_s, p_m8, p_m16, p_d, p_f, L: tl.constexpr,
+                PASSES: tl.constexpr, KEEP: tl.constexpr, PDL: tl.constexpr):
     "The same of rms_norm(x, w): every program of a row sums its squares anew. KEEP: the normed row is stored too."
     w, b = tl.program_id(0), tl.program_id(1)
     k = b*256 + tl.arange(0, 8)[:, None, None]*32 + tl.arange(0, 2)[None, :, None]*16 + tl.arange(0, 16)[None, None, :]
@@ -212,9 +217,9 @@ def norm_kernel(p_x, p_w, p_y, eps, K, S, p_q, p_a, p_s, p_m8, p_m16, p_d, L: tl
     r = tl.div_rn(full(total, 1.0), tl.sqrt_rn(tl.div_rn(total, n) + eps))
     y = (x*r[:, None, None])*weight
     if KEEP: tl.store(p_y + w*K + k, y, mask=k < K)
-    store_acts(y, w, b, S, p_q, p_a, p_s, p_m8, p_m16, p_d)
+    store_acts(y, w, b, S, p_q, p_a, p_s, p_m8, p_m16, p_d, p_f)
 
-# %% ../nbs/10b_gpu_products.ipynb #cf9c236b
+# %% ../nbs/10b_gpu_products.ipynb #09b857a6
 def pdl(device) -> dict:
     "The launch options that let a kernel begin before the one before it has ended: Hopper and later."
     return dict(launch_pdl=True) if _has_pdl(device) else {}
@@ -224,7 +229,7 @@ def _has_pdl(device) -> bool:
 
 EXACT = dict(enable_fp_fusion=False)
 
-def _parts(acts): return acts.q, acts.a, acts.s, acts.m8, acts.m16, acts.d
+def _parts(acts): return acts.q, acts.a, acts.s, acts.m8, acts.m16, acts.d, acts.f
 
 def quantize(x: torch.Tensor, # float32 [W, K]
              ) -> Acts:
@@ -347,21 +352,22 @@ def decode(P, J: tl.constexpr, TYPE: tl.constexpr):
         if BITS == 3: v |= field(P[2], J, 1, UP + 2)
         return v
 
-# %% ../nbs/10b_gpu_products.ipynb #90664078
+# %% ../nbs/10b_gpu_products.ipynb #b35cf406
 MOVE = tl.constexpr("".join(f"mov.b32 ${i},${4 + i}; " for i in range(4)))
 
 @triton.jit
-def operand(w, R: tl.constexpr):
-    "Words [R, g t r i] as int8 [R, 16 = r g, 32 = t i b]: names only, no data moves."
+def operand(w, R: tl.constexpr, FLAT: tl.constexpr = False):
+    "Words [R, g t r i] as int8 [R, 16 = r g, 32 = t i b], or FLAT [16 R, 32 = i t b]: names only, no data moves."
     if PLAIN:
         v = tl.join(tl.join(w.to(tl.int8), (w >> 16).to(tl.int8)), tl.join((w >> 8).to(tl.int8), (w >> 24).to(tl.int8)))
-        v = tl.permute(tl.reshape(v, [R, 8, 4, 2, 2, 4]), [0, 3, 1, 2, 4, 5])
+        v = tl.permute(tl.reshape(v, [R, 8, 4, 2, 2, 4]), [0, 3, 1, 2, 4, 5])             # (R, r, g, t, i, b)
     else:
         a, b, c, d = tl.inline_asm_elementwise(MOVE, "=&r,=&r,=&r,=&r,r,r,r,r", [w],
                                                dtype=(tl.int8, tl.int8, tl.int8, tl.int8), is_pure=True, pack=4)
         v = tl.join(tl.join(a, c), tl.join(b, d))                                         # (R, g t b, r, i)
         v = tl.permute(tl.reshape(v, [R, 8, 4, 4, 2, 2]), [0, 4, 1, 2, 5, 3])
-    return tl.reshape(v, [R, 16, 32])
+    if FLAT: return tl.reshape(tl.permute(v, [0, 1, 2, 4, 3, 5]), [R*16, 32])
+    else: return tl.reshape(v, [R, 16, 32])
 
 # %% ../nbs/10b_gpu_products.ipynb #7b04a522
 @triton.jit
@@ -398,21 +404,21 @@ def group_scale(w, K: tl.constexpr, TYPE: tl.constexpr):
     if of(TYPE, "has_min"): return (w >> (8*K)) & 255
     else: return (w << (24 - 8*K)) >> 24
 
-# %% ../nbs/10b_gpu_products.ipynb #b0a582df
+# %% ../nbs/10b_gpu_products.ipynb #8a038f9c
 @triton.jit
-def load_tile(p_w, tile, R: tl.constexpr, TYPE: tl.constexpr):
-    "What a pass needs of tiles (word offsets, [R]): planes, the operand of offsets, words of scales, words of floats."
+def load_tile(p_w, tile, row_tile, row, TYPE: tl.constexpr):
+    """What a pass needs of tiles (word offsets): planes [R, 128], the operand of offsets, and words of scales and floats in
+    the shape of `row` (0 … 15)."""
     T: tl.constexpr = of(TYPE, "groups")//8
     NS: tl.constexpr = 2*T if of(TYPE, "has_scale") else 0
     NF: tl.constexpr = (1 if of(TYPE, "block") == 256 else 4 + 4*of(TYPE, "has_min"))
-    e, row = tl.arange(0, 128)[None, :], tl.arange(0, 16)[None, :, None]
-    base, slot = p_w + tile[:, None], row % 8*2 + row//8
+    e, slot = tl.arange(0, 128)[None, :], row % 8*2 + row//8
+    base, rows = p_w + tile[:, None], p_w + row_tile
     P = ()
     for i in tl.static_range(of(TYPE, "bits")): P = P + (tl.load(base + e + 128*i, eviction_policy="evict_first"),)
     if of(TYPE, "has_min") and of(TYPE, "block") == 256:
         inner = (e % 16 < 4*T) & (tile[:, None] >= 0)
         P = P + (tl.load(base + of(TYPE, "o_min") + e//16*(4*T) + e % 16, mask=inner, other=0),)
-    rows = p_w + tile[:, None, None]
     for i in tl.static_range(NS): P = P + (tl.load(rows + of(TYPE, "o_scale") + slot*NS + i),)
     if of(TYPE, "block") == 256 and not of(TYPE, "has_min"):
         return P + (tl.load(rows + of(TYPE, "o_float") + row % 8) >> (row//8*16),)
@@ -432,7 +438,7 @@ def offsets_256(w, X, Y, R: tl.constexpr):
     M = (tl.dot(m, Y[0], out_dtype=tl.int32) << 7) + tl.dot(m, X[1], out_dtype=tl.int32)
     return (M << 7) + tl.dot(m, X[0], out_dtype=tl.int32)
 
-# %% ../nbs/10b_gpu_products.ipynb #04f477d8
+# %% ../nbs/10b_gpu_products.ipynb #c9e2d103
 @triton.jit
 def float_dot(w, x, R: tl.constexpr, NC: tl.constexpr):
     "MAGIC + Σ q·x as a float: an integer below 2²² that is added to the bits of MAGIC is added to MAGIC."
@@ -443,6 +449,11 @@ def float_dot(w, x, R: tl.constexpr, NC: tl.constexpr):
 def scaled(u, a, TO: tl.constexpr):
     "From MAGIC + s the float TO + s·a: exact, by one fma."
     return tl.fma(u, tl.broadcast_to(a, u.shape), tl.broadcast_to(tl.fma(a, full(a, -MAGIC), full(a, TO)), u.shape))
+
+@triton.jit
+def whole(a):
+    "A small float integer as int32, by the bits (the conversion instruction is slow)."
+    return (a + MAGIC).to(tl.int32, bitcast=True) - MAGIC_BITS
 
 @triton.jit
 def scaled_bits(u, a):
@@ -457,22 +468,24 @@ def words(P, U, J: tl.constexpr, TYPE: tl.constexpr):
 
 @triton.jit
 def group_sum(P, U, J: tl.constexpr, X, a, R: tl.constexpr, NC: tl.constexpr, TYPE: tl.constexpr):
-    "Σ sc·(a·q·x + MAGIC_BITS) over group J of 32, and the sum of its scales; without MAGIC_BITS where a·q·x is too large."
+    """Σ sc·a·q·x over group J of 32, and 0; or, where a·q·x stays below 2²², Σ sc·(a·q·x + MAGIC_BITS) and Σ sc: one
+    multiplication of integers less."""
     NP: tl.constexpr = of(TYPE, "bits") + of(TYPE, "has_min")                             # where words of scales begin
+    UP: tl.constexpr = 8 - of(TYPE, "bits") if of(TYPE, "kind") == "s" else 0
     w = operand(words(P, U, J, TYPE), R)
-    if of(TYPE, "wide"):
+    if of(TYPE, "group") == 16:
+        v = tl.dot(w, X[J % 2*2], out_dtype=tl.int32)*group_scale(P[NP + J//2], J % 2*2, TYPE)
+        v += tl.dot(w, X[J % 2*2 + 1], out_dtype=tl.int32)*group_scale(P[NP + J//2], J % 2*2 + 1, TYPE)
+        return (v >> UP)*whole(a), tl.full([1, 1, 1], 0, tl.int32)
+    elif of(TYPE, "wide"):
         v = tl.dot(w, X[J % 2], out_dtype=tl.int32)
-        return v*(group_scale(P[NP + J//4], J % 4, TYPE)*a.to(tl.int32)), tl.full([1, 1, 1], 0, tl.int32)
-    elif of(TYPE, "group") == 16:
-        s0, s1 = group_scale(P[NP + J//2], J % 2*2, TYPE), group_scale(P[NP + J//2], J % 2*2 + 1, TYPE)
-        v = scaled_bits(float_dot(w, X[J % 2*2], R, NC), a)*s0
-        return v + scaled_bits(float_dot(w, X[J % 2*2 + 1], R, NC), a)*s1, s0 + s1
+        return v*(group_scale(P[NP + J//4], J % 4, TYPE)*whole(a)), tl.full([1, 1, 1], 0, tl.int32)
     elif of(TYPE, "has_scale"):
         s = group_scale(P[NP + J//4], J % 4, TYPE)
         return scaled_bits(float_dot(w, X[J % 2], R, NC), a)*s, s
     else: return scaled_bits(float_dot(w, X[J % 2], R, NC), a), tl.full([1, 1, 1], 1, tl.int32)
 
-# %% ../nbs/10b_gpu_products.ipynb #666f9c24
+# %% ../nbs/10b_gpu_products.ipynb #0f27e2bb
 @triton.jit
 def operands(X, ok, stride: tl.constexpr, H: tl.constexpr, R: tl.constexpr, NC: tl.constexpr, TYPE: tl.constexpr, HELD: tl.constexpr):
     "Activations of pair H of groups: held in registers, or loaded now (X is pointers)."
@@ -483,7 +496,7 @@ def operands(X, ok, stride: tl.constexpr, H: tl.constexpr, R: tl.constexpr, NC: 
 def scale_of(A, stride: tl.constexpr, J: tl.constexpr, TYPE: tl.constexpr, HELD: tl.constexpr):
     "The scale of the activations of group J, likewise, less the power of two of `decode`."
     if HELD: return A[J]
-    else: return tl.load(A + J*stride)*of(TYPE, "shift")
+    else: return tl.load(A + J*stride)*of(TYPE, "undo")
 
 # %% ../nbs/10b_gpu_products.ipynb #ae74d551
 @triton.jit
@@ -543,7 +556,7 @@ def act_row(col, p_rows, first, last, PER: tl.constexpr):
     if PER == 0: return first + col
     else: return row_of(col, p_rows, first, last, PER)//PER
 
-# %% ../nbs/10b_gpu_products.ipynb #2de81a09
+# %% ../nbs/10b_gpu_products.ipynb #15bef5d7
 @triton.jit
 def columns(p_rows, first, last, p_q, p_a, p_s, p_m, p_d, R: tl.constexpr, NC: tl.constexpr, TYPE: tl.constexpr,
             PER: tl.constexpr, ALL: tl.constexpr):
@@ -569,7 +582,7 @@ def activations(V, b, inside, S: tl.constexpr, R: tl.constexpr, NC: tl.constexpr
         p_x, p_a, p_b = X, A, B
         X, A, B = (), (), ()
         for H in tl.static_range(4): X = X + (load_pair(p_x + H*S*64, e_ok, R, NC, G == 16),)
-        for J in tl.static_range(8): A = A + (tl.load(p_a + J*S)*of(TYPE, "shift"),)
+        for J in tl.static_range(8): A = A + (tl.load(p_a + J*S)*of(TYPE, "undo"),)
         if of(TYPE, "has_min") and of(TYPE, "block") == 32:
             for J in tl.static_range(8): B = B + (tl.load(p_b + J*S),)
     if of(TYPE, "has_min") and of(TYPE, "block") == 256:
@@ -599,7 +612,7 @@ def store_rows(y, at, ok, n, p_y, p_add, p_bias, EPILOGUE: tl.constexpr):
     if EPILOGUE % 2 == 1: y += tl.load(p_add + at, mask=ok, other=0.0)
     tl.store(p_y + at, y, mask=ok)
 
-# %% ../nbs/10b_gpu_products.ipynb #4d0eda77
+# %% ../nbs/10b_gpu_products.ipynb #ef7a67e1
 @triton.jit
 def sweep(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_add, p_bias, p_rows, first, last, N, T, NB, S: tl.constexpr, TYPE: tl.constexpr,
           NC: tl.constexpr, C: tl.constexpr, RT: tl.constexpr, MODE: tl.constexpr, PDL: tl.constexpr,
@@ -613,7 +626,8 @@ def sweep(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_add, p_bias, p_rows, first, last,
     oc, orow = o//RT % NC, o % RT*16 + o//RT//NC
     G0, STRIDE, passes = tl.program_id(0), tl.num_programs(0), 1 if MODE == 0 else (NB + C - 1)//C
     n_passes = ((T + RT - 1)//RT - G0 + STRIDE - 1)//STRIDE*passes
-    P = load_tile(p_w, tile_at(0, G0, STRIDE, passes, T, NB, R, C, RT, TYPE), R, TYPE)
+    row16, tile = tl.arange(0, 16)[None, :, None], tile_at(0, G0, STRIDE, passes, T, NB, R, C, RT, TYPE)
+    P = load_tile(p_w, tile, tile[:, None, None], row16, TYPE)
     if PDL: gdc_wait()
     if MODE < 2: V = columns(p_rows, first, last, p_q, p_a, p_s, p_m, p_d, R, NC, TYPE, PER, False)
     if MODE == 0: X, A, B, D = activations(V, tl.minimum(inside, NB - 1), inside < NB, S, R, NC, TYPE, True)
@@ -621,7 +635,8 @@ def sweep(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_add, p_bias, p_rows, first, last,
     acc = tl.zeros([M], tl.float32)
     for i in range(n_passes):
         k = i % passes*C
-        Q = load_tile(p_w, tile_at(i + 1, G0, STRIDE, passes, T, NB, R, C, RT, TYPE), R, TYPE)
+        tile = tile_at(i + 1, G0, STRIDE, passes, T, NB, R, C, RT, TYPE)
+        Q = load_tile(p_w, tile, tile[:, None, None], row16, TYPE)
         n, b = (G0 + i//passes*STRIDE)*(RT*16) + orow, tl.minimum(k + inside, NB - 1)
         if MODE == 1: X, A, B, D = activations(V, b, k + inside < NB, S, R, NC, TYPE, False)
         if MODE < 2:
@@ -668,6 +683,83 @@ def expert_kernel(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_rows, p_start, p_expert, 
         sweep(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_y, p_y, p_rows, tl.load(p_start + task), tl.load(p_start + task + 1), N, T,
               NB, S, TYPE, NC, C, RT, MODE, False, 0, PER)
 
+# %% ../nbs/10b_gpu_products.ipynb #88c63c3c
+@triton.jit
+def flat_sum(P, J: tl.constexpr, x, a, R: tl.constexpr, TYPE: tl.constexpr):
+    "Σ sc·a·q·x over group J of 32, [16 R, NC], in plain integers."
+    NP: tl.constexpr = of(TYPE, "bits") + of(TYPE, "has_min")
+    UP: tl.constexpr = 8 - of(TYPE, "bits") if of(TYPE, "kind") == "s" else 0
+    w = decode(P, J, TYPE)
+    if of(TYPE, "group") == 16:
+        second = tl.arange(0, 128)[None, :] % 2                                           # i of a word
+        v = tl.dot(operand(tl.where(second == 0, w, 0), R, True), x, out_dtype=tl.int32)
+        u = tl.dot(operand(tl.where(second == 1, w, 0), R, True), x, out_dtype=tl.int32)
+        v = v*group_scale(P[NP + J//2], J % 2*2, TYPE) + u*group_scale(P[NP + J//2], J % 2*2 + 1, TYPE)
+        return (v >> UP)*a
+    else:
+        v = tl.dot(operand(w, R, True), x, out_dtype=tl.int32)
+        if of(TYPE, "has_scale"): return v*(group_scale(P[NP + J//4], J % 4, TYPE)*a)
+        else: return v*a
+
+@triton.jit
+def flat_digits(p_m, row, ok, Z: tl.constexpr, S: tl.constexpr, TYPE: tl.constexpr):
+    "Digit Z of the sums of activations [32 = i t b, NC]."
+    T: tl.constexpr = of(TYPE, "groups")//8
+    k = tl.arange(0, 32)[None, :]
+    p = p_m + Z//2*S*(16*T) + row*(16*T) + k//4 % 4*16 + Z % 2*8 + k//16*4 + k % 4
+    return tl.trans(tl.load(p, mask=ok & (k//4 % 4 < T), other=0))
+
+@triton.jit
+def flat_leaf(P, p_x, p_a, p_s, p_m, d, row, ok, S: tl.constexpr, R: tl.constexpr, TYPE: tl.constexpr):
+    "Leaves of R tiles, one superblock each [16 R, NC]."
+    BITS: tl.constexpr = of(TYPE, "bits")
+    END: tl.constexpr = BITS + of(TYPE, "has_min") + (of(TYPE, "groups")//4 if of(TYPE, "has_scale") else 0)
+    for J in tl.static_range(8):
+        x, a = tl.trans(tl.load(p_x + J*S*32)), tl.load(p_a + J*S)
+        if of(TYPE, "block") == 256:
+            v = flat_sum(P, J, x, whole(a), R, TYPE)
+            if J == 0 or (J == 4 and not of(TYPE, "has_min")): s = v
+            else: s += v
+            if J == 3: f = s.to(tl.float32)
+        else:
+            v = tl.dot(operand(decode(P, J, TYPE), R, True), x, out_dtype=tl.int32).to(tl.float32)
+            v = v*(a*of(TYPE, "undo"))
+            if J == 0: t = tl.zeros_like(v)
+            if of(TYPE, "has_min"):
+                t = tl.fma(tl.broadcast_to(half(P[BITS + J], TYPE), t.shape), v, t)
+                b = tl.broadcast_to(tl.load(p_s + J*S), t.shape)
+                t = tl.fma(tl.broadcast_to(half(P[BITS + J] >> 16, TYPE), t.shape), b, t)
+            else: t = tl.fma(tl.broadcast_to(half(P[BITS + J//2] >> (16*(J % 2)), TYPE), t.shape), v, t)
+    if of(TYPE, "block") == 256:
+        if of(TYPE, "has_min"):
+            w = operand(P[BITS], R, True)
+            m = tl.dot(w, flat_digits(p_m, row, ok, 2, S, TYPE), out_dtype=tl.int32) << 7
+            m = (m + tl.dot(w, flat_digits(p_m, row, ok, 1, S, TYPE), out_dtype=tl.int32)) << 7
+            m += tl.dot(w, flat_digits(p_m, row, ok, 0, S, TYPE), out_dtype=tl.int32)
+            t = half(P[END], TYPE)*s.to(tl.float32) - half(P[END] >> 16, TYPE)*m.to(tl.float32)
+        else: t = half(P[END], TYPE)*(f + s.to(tl.float32))
+    return t*d
+
+# %% ../nbs/10b_gpu_products.ipynb #5099391a
+@triton.jit(do_not_specialize=["W", "N", "T", "NB"])
+def wide_kernel(p_w, p_f, p_a, p_s, p_m, p_d, p_y, p_add, p_bias, W, N, T, NB, S: tl.constexpr, TYPE: tl.constexpr,
+                NC: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr, EPILOGUE: tl.constexpr, STAGES: tl.constexpr):
+    "y[W, N], one superblock after the other: grid (blocks of 16 R rows, groups of NC columns)."
+    s, n = tl.arange(0, R), tl.program_id(0)*(16*R) + tl.arange(0, 16*R)[:, None]
+    tile, row_tile = tl.minimum(tl.program_id(0)*R + s, T - 1)*NB, tl.minimum(n//16, T - 1)*NB
+    col, row = tl.program_id(1)*NC + tl.arange(0, NC)[None, :], tl.program_id(1)*NC + tl.arange(0, NC)[:, None]
+    p_x, ok = p_f + row*32 + tl.arange(0, 32)[None, :], row >= 0
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    acc = tl.zeros([16*R, NC], tl.float32)
+    for b in tl.range(0, NB, num_stages=STAGES):
+        P = load_tile(p_w, (tile + b)*of(TYPE, "words"), (row_tile + b)*of(TYPE, "words"), n % 16, TYPE)
+        d = tl.load(p_d + b*S + col)*of(TYPE, "fold")
+        acc += flat_leaf(P, p_x + b*(256*S), p_a + b*(8*S) + col, p_s + b*(8*S) + col, p_m + b*(4*S*of(TYPE, "groups")), d,
+                         row, ok, S, R, TYPE)
+    store_rows(acc, col*N + n, (col < W) & (n < N), n, p_y, p_add, p_bias, EPILOGUE)
+
 # %% ../nbs/10b_gpu_products.ipynb #f6bade0d
 class Matrix:
     "A weight matrix [R, K] on a device: tiles of a quantized type, or float values as in the file."
@@ -685,7 +777,7 @@ def load_matrix(data, # uint8 [R, row_bytes], as in the file
     if type not in FLOAT_TYPES: return Matrix(pack(data, type, device), type, len(data), K)
     return Matrix(torch.as_tensor(data).to(device).view(FLOATS[type]), type, len(data), K)
 
-# %% ../nbs/10b_gpu_products.ipynb #11c407c2
+# %% ../nbs/10b_gpu_products.ipynb #73a7dbf3
 @dataclass(frozen=True)
 class Plan:
     "How a product is launched."
@@ -708,13 +800,14 @@ def plan(type: str, # a quantized type
          ) -> Plan:
     "Columns, tiles and programs for W rows with T × NB tiles, as measured on an H200."
     heavy = packing(type).group == 16                              # twice the tensor work and more registers
-    if W > 8: C, programs = (4, 396) if NB > 8 and (heavy or T >= 512) else (min(8, power(NB)), 132)
-    elif NB <= 8: C, programs = power(NB), 132 if T <= 264 else 264
+    if W > 16 and NB > 8: return Plan(32, 3, 4, 4, 0, 3)
+    if W > 8 and NB > 8: C, programs = (4, 396) if heavy or T >= 512 else (8, 132)
+    elif NB <= 8: C, programs = power(NB), 132 if T <= 264 or W > 8 else 264
     else: C, programs = (8, 264) if heavy else (16, 132)
-    RT = max(1, 8//C) if C < 4 or NB <= 4 else 1
+    RT = max(1, 8//C) if NB <= 4 else 1
     return Plan(8, C, RT, C*RT, min(-(-T//RT), programs), 2 if W > 8 else 0 if NB <= C else 1)
 
-# %% ../nbs/10b_gpu_products.ipynb #8de1d5e9
+# %% ../nbs/10b_gpu_products.ipynb #37b9df30
 def product(w: Matrix, # quantized weights [R, K]
             acts: Acts, # W rows
             add: torch.Tensor = None, # float32 [W, R], added to the result
@@ -727,6 +820,14 @@ def product(w: Matrix, # quantized weights [R, K]
     p = how or plan(w.type, W, T, NB)
     y = torch.empty((W, w.R), dtype=torch.float32, device=w.tiles.device) if out is None else out
     m = acts.m8 if packing(w.type).groups == 8 else acts.m16
+    if p.mode == 3:
+        S = -(-W//8)*8
+        NC = min(p.NC, S & -S)                                     # a power of two that divides S
+        wide_kernel[-(-T//p.RT), -(-W//NC)](
+            w.tiles, acts.f, acts.a, acts.s, m, acts.d, y, y if add is None else add, y if bias is None else bias, W, w.R, T,
+            NB, S, TYPE=w.type, NC=NC, R=p.RT, PDL=_has_pdl(y.device), STAGES=p.C,
+            EPILOGUE=(add is not None) + 2*(bias is not None), num_warps=p.warps, **EXACT, **pdl(y.device))
+        return y
     product_kernel[p.programs, -(-W//p.columns)](
         w.tiles, acts.q, acts.a, acts.s, m, acts.d, y, y if add is None else add, y if bias is None else bias,
         W, w.R, T, NB, -(-W//8)*8, TYPE=w.type, NC=p.NC, C=p.C, RT=p.RT, MODE=p.mode, PDL=_has_pdl(y.device),
@@ -822,7 +923,7 @@ def expert_plan(n: int, # rows
     programs = max(8, 1056//(C*RT)//n)
     return Plan(8, C, RT, C*RT, min(-(-T//RT), programs), 2 if n > 8 else 0 if NB <= C else 1)
 
-# %% ../nbs/10b_gpu_products.ipynb #4afd3e1f
+# %% ../nbs/10b_gpu_products.ipynb #af74a7c1
 FLOATS = dict(F32=torch.float32, F16=torch.float16, BF16=torch.bfloat16)
 
 @triton.jit
@@ -832,9 +933,9 @@ def widen(p, ok, TYPE: tl.constexpr):
     if TYPE == "BF16": return (v.to(tl.int32) << 16).to(tl.float32, bitcast=True)
     else: return v.to(tl.float32)
 
-@triton.jit(do_not_specialize=["W", "N", "K"])
-def float_kernel(p_w, p_x, p_ids, p_y, p_add, p_bias, W, N, K, TYPE: tl.constexpr, L: tl.constexpr, RB: tl.constexpr,
-                 CB: tl.constexpr, PER: tl.constexpr, EPILOGUE: tl.constexpr, PDL: tl.constexpr):
+@triton.jit(do_not_specialize=["W", "N"])
+def float_kernel(p_w, p_x, p_ids, p_y, p_add, p_bias, W, N, K: tl.constexpr, TYPE: tl.constexpr, L: tl.constexpr,
+                 RB: tl.constexpr, CB: tl.constexpr, PER: tl.constexpr, EPILOGUE: tl.constexpr, PDL: tl.constexpr):
     "RB rows of weights times CB rows x by lanes: grid (row blocks, column blocks). PER: each row has its own expert."
     lane = tl.arange(0, L)[None, None, :]
     n, c = tl.program_id(0)*RB + tl.arange(0, RB)[:, None, None], tl.program_id(1)*CB + tl.arange(0, CB)[None, :, None]
@@ -843,10 +944,13 @@ def float_kernel(p_w, p_x, p_ids, p_y, p_add, p_bias, W, N, K, TYPE: tl.constexp
         gdc_wait()
     if PER: p_w += tl.load(p_ids + c).to(tl.int64)*N*K
     s = tl.zeros([RB, CB, L], tl.float32)
-    for i in tl.range(0, (K + L - 1)//L, loop_unroll_factor=8):
+    for i in tl.range(0, (K + L - 1)//L, loop_unroll_factor=8, num_stages=1):
         k = i*L + lane
-        w = widen(p_w + n*K + k, (n < N) & (k < K) & (c < W), TYPE)
-        x = tl.load(p_x + c//PER*K + k if PER else p_x + c*K + k, mask=(c < W) & (k < K), other=0.0)
+        ok_w, ok_x = (n < N) & (k >= 0), (c < W) & (k >= 0)
+        if K % L: ok_w, ok_x = ok_w & (k < K), ok_x & (k < K)
+        if PER: ok_w = ok_w & (c < W)
+        w = widen(p_w + n*K + k, ok_w, TYPE)
+        x = tl.load(p_x + c//PER*K + k if PER else p_x + c*K + k, mask=ok_x, other=0.0)
         s = tl.fma(tl.broadcast_to(w, s.shape), tl.broadcast_to(x, s.shape), s)
     y = tl.reshape(fold(tl.reshape(s, [RB*CB, L]), RB*CB, L), [RB, CB, 1])
     ok = (n < N) & (c < W)

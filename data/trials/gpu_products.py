@@ -3,6 +3,7 @@
     python gpu_products.py check      # every type, widths 1 … 64, ragged shapes, long rows, fused kernels, experts
     python gpu_products.py time       # products of model shapes, CUDA graphs over more matrices than the L2 holds
     python gpu_products.py sweep      # the same with several launch plans each
+    python gpu_products.py compile    # PTX for sm_80, 86, 89, 90, 120, without a GPU
 
 Results go to --out as JSON.  TRITON_INTERPRET=1 python gpu_products.py check --small runs the check without a GPU.
 """
@@ -20,7 +21,7 @@ from alphabook import streams
 from alphabook.blocks import FLOAT_TYPES, FORMATS, random_blocks
 from alphabook.gpu_weights import packing
 
-WIDTHS = (1, 2, 3, 5, 8, 16, 32, 64)
+WIDTHS = (1, 2, 3, 5, 8, 16, 64)
 MAIN = ("Q4_K", "Q6_K", "Q5_K", "Q8_0", "Q4_0", "IQ4_XS", "IQ3_XXS", "IQ3_S")
 
 # ---------------------------------------------------------------- bits
@@ -49,7 +50,7 @@ def check_products(type, shapes, widths, device, rng):
             xt = torch.from_numpy(x[:W]).to(device)
             got = gp.matmul(w, xt)
             d = differ(got, want[:W])
-            if K == 512:
+            if K in (512, 2048):
                 rt, bt = torch.from_numpy(r[:W]).to(device), torch.from_numpy(b).to(device)
                 d += differ(gp.matmul(w, xt, add=rt, bias=bt), (want[:W] + b) + r[:W])
             n, bad = n + got.numel(), bad + d
@@ -65,8 +66,8 @@ def shapes_of(type, small):
     ragged = 768 if block == 256 else 608
     if small: return [(37, ragged, False), (20, 256, True)]
     long = [(19, 17408, False), (16, 12288, True)]
-    return [(37, ragged, False), (37, ragged, True), (40, 512, False), (21, 1024, True), (33, 2048, False), (20, 4352, True),
-            (24, 4096, False)] + (long if type in MAIN else [(16, 12288, False)])
+    return [(37, ragged, False), (37, ragged, True), (40, 2048, False), (70, 4352, True), (24, 4096, False)] + (
+        long if type in MAIN else [(16, 12288, False)])
 
 def check_experts(type, device, rng, small):
     n = bad = 0; where = []
@@ -126,7 +127,7 @@ def check_one(job):
 
 def check(out, small, device, types, workers):
     jobs = [("products", t, small, device, 1) for t in types]
-    jobs += [("experts", t, small, device, 2) for t in (("Q4_K", "Q8_0", "F16") if small else (*MAIN, "MXFP4", "F16"))]
+    jobs += [("experts", t, small, device, 2) for t in (("Q4_K", "Q8_0", "F16") if small or len(types) <= len(MAIN) else (*MAIN, "MXFP4", "F16"))]
     jobs += [("fused", None, small, device, 3)]
     results = []
     if workers > 1:
@@ -143,6 +144,37 @@ def check(out, small, device, types, workers):
 def report(r):
     if r["value"]: print("DIFFERENT", r, flush=True)
     elif r["seconds"] > 1: print(r["arm"], r["quantization"], r["n"], "equal,", r["seconds"], "s", flush=True)
+
+# ---------------------------------------------------------------- compiling without a GPU
+FLOAT_POINTERS = "p_a p_s p_d p_y p_add p_bias p_x p_g p_u".split()
+BYTE_POINTERS = "p_q p_f p_m p_m8 p_m16".split()
+
+def compiled(arch, types):
+    "(name, PTX) of the kernels of chapter 10b, compiled for an architecture."
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    pdl = arch >= 90
+    def one(name, kernel, warps, words="*i32", **constants):
+        names = kernel.arg_names
+        if "PDL" in names: constants["PDL"] = pdl
+        kind = lambda n: ("constexpr" if n in constants else words if n == "p_w" else "*fp32" if n in FLOAT_POINTERS else
+                          "*i8" if n in BYTE_POINTERS else "*i32" if n.startswith("p_") else "fp32" if n == "eps" else "i32")
+        source = ASTSource(kernel, {n: kind(n) for n in names}, constexprs={(names.index(k),): v for k, v in constants.items()},
+                           attrs={(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if kind(n)[0] == "*"})
+        options = dict(num_warps=warps, enable_fp_fusion=False, **(dict(launch_pdl=True) if pdl and "PDL" in constants else {}))
+        return name, triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options).asm["ptx"]
+    yield one("quantize", gp.quantize_kernel, 1)
+    yield one("gated", gp.gated_kernel, 1, ACT="gelu")
+    yield one("norm", gp.norm_kernel, 4, "*fp32", L=256, PASSES=8, KEEP=True)
+    yield one("tasks", gp.tasks_kernel, 1, N=16)
+    yield one("float", gp.float_kernel, 4, "*fp32", K=2048, TYPE="F32", L=256, RB=2, CB=4, PER=0, EPILOGUE=0)
+    for t in types:
+        yield one(f"{t}/embed", gp.embed_kernel, 1, TYPE=t)
+        for mode, warps in ((0, 8), (1, 8), (2, 4)):
+            yield one(f"{t}/{mode}", gp.product_kernel, warps, S=8 if mode < 2 else 16, TYPE=t, NC=8, C=warps, RT=1, MODE=mode, EPILOGUE=3, COLUMNS=1 << 20)
+        yield one(f"{t}/3", gp.wide_kernel, 4, S=64, TYPE=t, NC=32, R=4, EPILOGUE=1, STAGES=3)
+        yield one(f"{t}/experts", gp.expert_kernel, 4, S=8, TYPE=t, NC=8, C=2, RT=2, MODE=2, PER=8)
 
 # ---------------------------------------------------------------- time
 def graph_us(run, n, samples=7, sample_us=2500):
@@ -186,13 +218,13 @@ def plans(type, R, K, W):
     P, C8, C16 = gp.Plan, min(8, gp.power(NB)), min(16, gp.power(NB))
     out = [gp.plan(type, W, T, NB)]
     if W <= 8: out += [P(8, C16, 1, C16, 132, int(NB > C16)), P(8, C8, 1, C8, 132, int(NB > C8)), P(8, C8, 1, C8, 264, int(NB > C8))]
-    else: out += [P(8, C8, 1, C8, 132, 2), P(8, 4, 1, 4, 396, 2), P(8, 4, 1, 4, 264, 2, 32)]
+    else: out += [P(8, C8, 1, C8, 132, 2)] + [P(NC, st, r, r, 0, 3) for NC, r, st in ((16, 4, 3), (32, 4, 3), (32, 4, 2), (64, 4, 2), (32, 8, 2), (16, 8, 3)) if NC <= W]
     return list(dict.fromkeys(out))
 
 def compile_one(job):
     type, plan, W = job
     try:
-        K = (plan.C if plan.mode == 0 else 17)*256
+        K = (plan.C if plan.mode == 0 else 17)*256                                           # modes 1 and 2 compile alike for all K
         gp.product(gp.Matrix(random_tiles(type, 1, K//256), type, 16, K), gp.quantize(torch.randn((W, K), device="cuda")), how=plan)
         torch.cuda.synchronize()
         return None
@@ -314,5 +346,8 @@ def main():
         elif what == "small": time_small(a.out)
         elif what == "layers": time_layers(a.out)
         elif what == "pack": time_pack()
+        elif what == "compile":
+            for arch in (80, 86, 89, 90, 120):
+                for name, ptx in compiled(arch, a.types.split(",") if a.types else MAIN): print(arch, name, len(ptx), *(w for w in (".approx", ".full", ".ftz") if w in ptx), flush=True)
 
 if __name__ == "__main__": main()
