@@ -438,7 +438,7 @@ def offsets_256(w, X, Y, R: tl.constexpr):
     M = (tl.dot(m, Y[0], out_dtype=tl.int32) << 7) + tl.dot(m, X[1], out_dtype=tl.int32)
     return (M << 7) + tl.dot(m, X[0], out_dtype=tl.int32)
 
-# %% ../nbs/10b_gpu_products.ipynb #88253f01
+# %% ../nbs/10b_gpu_products.ipynb #c9e2d103
 @triton.jit
 def float_dot(w, x, R: tl.constexpr, NC: tl.constexpr):
     "MAGIC + Σ q·x as a float: an integer below 2²² that is added to the bits of MAGIC is added to MAGIC."
@@ -468,22 +468,24 @@ def words(P, U, J: tl.constexpr, TYPE: tl.constexpr):
 
 @triton.jit
 def group_sum(P, U, J: tl.constexpr, X, a, R: tl.constexpr, NC: tl.constexpr, TYPE: tl.constexpr):
-    "Σ sc·(a·q·x + MAGIC_BITS) over group J of 32, and the sum of its scales; without MAGIC_BITS where a·q·x is too large."
+    """Σ sc·a·q·x over group J of 32, and 0; or, where a·q·x stays below 2²², Σ sc·(a·q·x + MAGIC_BITS) and Σ sc: one
+    multiplication of integers less."""
     NP: tl.constexpr = of(TYPE, "bits") + of(TYPE, "has_min")                             # where words of scales begin
+    UP: tl.constexpr = 8 - of(TYPE, "bits") if of(TYPE, "kind") == "s" else 0
     w = operand(words(P, U, J, TYPE), R)
-    if of(TYPE, "wide"):
+    if of(TYPE, "group") == 16:
+        v = tl.dot(w, X[J % 2*2], out_dtype=tl.int32)*group_scale(P[NP + J//2], J % 2*2, TYPE)
+        v += tl.dot(w, X[J % 2*2 + 1], out_dtype=tl.int32)*group_scale(P[NP + J//2], J % 2*2 + 1, TYPE)
+        return (v >> UP)*whole(a), tl.full([1, 1, 1], 0, tl.int32)
+    elif of(TYPE, "wide"):
         v = tl.dot(w, X[J % 2], out_dtype=tl.int32)
         return v*(group_scale(P[NP + J//4], J % 4, TYPE)*whole(a)), tl.full([1, 1, 1], 0, tl.int32)
-    elif of(TYPE, "group") == 16:
-        s0, s1 = group_scale(P[NP + J//2], J % 2*2, TYPE), group_scale(P[NP + J//2], J % 2*2 + 1, TYPE)
-        v = scaled_bits(float_dot(w, X[J % 2*2], R, NC), a)*s0
-        return v + scaled_bits(float_dot(w, X[J % 2*2 + 1], R, NC), a)*s1, s0 + s1
     elif of(TYPE, "has_scale"):
         s = group_scale(P[NP + J//4], J % 4, TYPE)
         return scaled_bits(float_dot(w, X[J % 2], R, NC), a)*s, s
     else: return scaled_bits(float_dot(w, X[J % 2], R, NC), a), tl.full([1, 1, 1], 1, tl.int32)
 
-# %% ../nbs/10b_gpu_products.ipynb #666f9c24
+# %% ../nbs/10b_gpu_products.ipynb #0f27e2bb
 @triton.jit
 def operands(X, ok, stride: tl.constexpr, H: tl.constexpr, R: tl.constexpr, NC: tl.constexpr, TYPE: tl.constexpr, HELD: tl.constexpr):
     "Activations of pair H of groups: held in registers, or loaded now (X is pointers)."
@@ -494,7 +496,7 @@ def operands(X, ok, stride: tl.constexpr, H: tl.constexpr, R: tl.constexpr, NC: 
 def scale_of(A, stride: tl.constexpr, J: tl.constexpr, TYPE: tl.constexpr, HELD: tl.constexpr):
     "The scale of the activations of group J, likewise, less the power of two of `decode`."
     if HELD: return A[J]
-    else: return tl.load(A + J*stride)*of(TYPE, "shift")
+    else: return tl.load(A + J*stride)*of(TYPE, "undo")
 
 # %% ../nbs/10b_gpu_products.ipynb #ae74d551
 @triton.jit
@@ -554,7 +556,7 @@ def act_row(col, p_rows, first, last, PER: tl.constexpr):
     if PER == 0: return first + col
     else: return row_of(col, p_rows, first, last, PER)//PER
 
-# %% ../nbs/10b_gpu_products.ipynb #2de81a09
+# %% ../nbs/10b_gpu_products.ipynb #15bef5d7
 @triton.jit
 def columns(p_rows, first, last, p_q, p_a, p_s, p_m, p_d, R: tl.constexpr, NC: tl.constexpr, TYPE: tl.constexpr,
             PER: tl.constexpr, ALL: tl.constexpr):
@@ -580,7 +582,7 @@ def activations(V, b, inside, S: tl.constexpr, R: tl.constexpr, NC: tl.constexpr
         p_x, p_a, p_b = X, A, B
         X, A, B = (), (), ()
         for H in tl.static_range(4): X = X + (load_pair(p_x + H*S*64, e_ok, R, NC, G == 16),)
-        for J in tl.static_range(8): A = A + (tl.load(p_a + J*S)*of(TYPE, "shift"),)
+        for J in tl.static_range(8): A = A + (tl.load(p_a + J*S)*of(TYPE, "undo"),)
         if of(TYPE, "has_min") and of(TYPE, "block") == 32:
             for J in tl.static_range(8): B = B + (tl.load(p_b + J*S),)
     if of(TYPE, "has_min") and of(TYPE, "block") == 256:
@@ -681,7 +683,7 @@ def expert_kernel(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_rows, p_start, p_expert, 
         sweep(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_y, p_y, p_rows, tl.load(p_start + task), tl.load(p_start + task + 1), N, T,
               NB, S, TYPE, NC, C, RT, MODE, False, 0, PER)
 
-# %% ../nbs/10b_gpu_products.ipynb #812ef63d
+# %% ../nbs/10b_gpu_products.ipynb #88c63c3c
 @triton.jit
 def flat_sum(P, J: tl.constexpr, x, a, R: tl.constexpr, TYPE: tl.constexpr):
     "Σ sc·a·q·x over group J of 32, [16 R, NC], in plain integers."
@@ -721,7 +723,7 @@ def flat_leaf(P, p_x, p_a, p_s, p_m, d, row, ok, S: tl.constexpr, R: tl.constexp
             if J == 3: f = s.to(tl.float32)
         else:
             v = tl.dot(operand(decode(P, J, TYPE), R, True), x, out_dtype=tl.int32).to(tl.float32)
-            v = v*(a*of(TYPE, "shift"))
+            v = v*(a*of(TYPE, "undo"))
             if J == 0: t = tl.zeros_like(v)
             if of(TYPE, "has_min"):
                 t = tl.fma(tl.broadcast_to(half(P[BITS + J], TYPE), t.shape), v, t)
@@ -775,7 +777,7 @@ def load_matrix(data, # uint8 [R, row_bytes], as in the file
     if type not in FLOAT_TYPES: return Matrix(pack(data, type, device), type, len(data), K)
     return Matrix(torch.as_tensor(data).to(device).view(FLOATS[type]), type, len(data), K)
 
-# %% ../nbs/10b_gpu_products.ipynb #070bcf6d
+# %% ../nbs/10b_gpu_products.ipynb #73a7dbf3
 @dataclass(frozen=True)
 class Plan:
     "How a product is launched."
@@ -798,8 +800,9 @@ def plan(type: str, # a quantized type
          ) -> Plan:
     "Columns, tiles and programs for W rows with T × NB tiles, as measured on an H200."
     heavy = packing(type).group == 16                              # twice the tensor work and more registers
-    if W > 8 and NB > 8: return Plan(16 if W <= 16 else 32, 3, 4, 4, 0, 3)
-    if NB <= 8: C, programs = power(NB), 132 if T <= 264 or W > 8 else 264
+    if W > 16 and NB > 8: return Plan(32, 3, 4, 4, 0, 3)
+    if W > 8 and NB > 8: C, programs = (4, 396) if heavy or T >= 512 else (8, 132)
+    elif NB <= 8: C, programs = power(NB), 132 if T <= 264 or W > 8 else 264
     else: C, programs = (8, 264) if heavy else (16, 132)
     RT = max(1, 8//C) if NB <= 4 else 1
     return Plan(8, C, RT, C*RT, min(-(-T//RT), programs), 2 if W > 8 else 0 if NB <= C else 1)
@@ -920,7 +923,7 @@ def expert_plan(n: int, # rows
     programs = max(8, 1056//(C*RT)//n)
     return Plan(8, C, RT, C*RT, min(-(-T//RT), programs), 2 if n > 8 else 0 if NB <= C else 1)
 
-# %% ../nbs/10b_gpu_products.ipynb #89999d94
+# %% ../nbs/10b_gpu_products.ipynb #af74a7c1
 FLOATS = dict(F32=torch.float32, F16=torch.float16, BF16=torch.bfloat16)
 
 @triton.jit
@@ -941,7 +944,7 @@ def float_kernel(p_w, p_x, p_ids, p_y, p_add, p_bias, W, N, K: tl.constexpr, TYP
         gdc_wait()
     if PER: p_w += tl.load(p_ids + c).to(tl.int64)*N*K
     s = tl.zeros([RB, CB, L], tl.float32)
-    for i in tl.range(0, (K + L - 1)//L, loop_unroll_factor=4):
+    for i in tl.range(0, (K + L - 1)//L, loop_unroll_factor=8, num_stages=1):
         k = i*L + lane
         ok_w, ok_x = (n < N) & (k >= 0), (c < W) & (k >= 0)
         if K % L: ok_w, ok_x = ok_w & (k < K), ok_x & (k < K)

@@ -18,7 +18,7 @@ from .blocks import FLOAT_TYPES, format_of
 from .codebooks import FP4_VALUES, GRID, IQ4_VALUES, half_power
 from .modelfile import TYPE
 
-# %% ../nbs/10a_gpu_weights.ipynb #9397771c
+# %% ../nbs/10a_gpu_weights.ipynb #63fc9103
 @dataclass(frozen=True)
 class Packing:
     "How a type's weights lie in tiles of 16 rows × 256 weights."
@@ -39,6 +39,8 @@ class Packing:
         return self.largest*127*32*self.group >= 1 << 22
     @property
     def shift(self) -> float: return 2.**(self.bits - 8) if self.kind == "s" else 1.      # undoes the move to the top of a byte
+    @property
+    def undo(self) -> float: return self.shift if self.block == 32 else 1.               # superblocks shift integers instead
     @property
     def planes(self) -> tuple: return {8: (8,), 6: (4, 2), 5: (4, 1), 4: (4,), 3: (2, 1), 2: (2,)}[self.bits]
     @property
