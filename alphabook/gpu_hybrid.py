@@ -27,9 +27,9 @@ def sum_of_exps(p_x, top, E: tl.constexpr, L: tl.constexpr):
         s += exp(x - top)
     return fold(tl.reshape(s, [1, L]))
 
-# %% ../nbs/10d_gpu_hybrid.ipynb #614e0f47
+# %% ../nbs/10d_gpu_hybrid.ipynb #f13ff5e9
 @triton.jit
-def k_route(p_x, p_bias, p_ids, p_weights, scale, x_row,
+def k_route(p_x, p_bias, p_ids, p_weights, scale, x_row, id_row,
             E: tl.constexpr, EP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, L: tl.constexpr,
             BIAS: tl.constexpr, SHARE: tl.constexpr, PDL: tl.constexpr):
     "One row: the K largest of E logits in rank order, and their weights. SHARE: of all experts, not of the chosen."
@@ -48,43 +48,44 @@ def k_route(p_x, p_bias, p_ids, p_weights, scale, x_row,
         chosen, e = tl.where(r == n, 0x7FFFFFFF - (best & 0xFFFFFFFF), chosen), tl.where(r == n, weight, e)
     if SHARE: weights = tl.div_rn(e, sum_of_exps(p_x + w*x_row, top, E, L))
     else: weights = tl.div_rn(e, total)
-    tl.store(p_ids + w*K + r, chosen.to(tl.int32), mask=r < K)
+    tl.store(p_ids + w*id_row + r, chosen.to(tl.int32), mask=r < K)
     tl.store(p_weights + w*K + r, weights if scale == 1.0 else weights*scale, mask=r < K)
 
-# %% ../nbs/10d_gpu_hybrid.ipynb #53a11a49
+# %% ../nbs/10d_gpu_hybrid.ipynb #e475f36c
 def route(logits, # float32 [W, E]
           k: int, # experts per row, ≤ E
           renormalise: bool = True, # the weights of the chosen add up to 1
           scale: float = 1.0, # all weights are multiplied by it
           bias = None, # float32 [E]: added to the logits (gpt-oss)
+          out = None, # int32 [W, k]: where the ids go, rows may lie apart; None: a new tensor
           ): # (ids int32 [W, k] in rank order, weights float32 [W, k])
     "The k largest logits of each row, ties to the lower id, and their softmax weights."
     W, E = logits.shape
-    ids = torch.empty((W, k), dtype=torch.int32, device=logits.device)
+    ids = torch.empty((W, k), dtype=torch.int32, device=logits.device) if out is None else out
     weights = torch.empty((W, k), dtype=torch.float32, device=logits.device)
     if bias is not None and not renormalise: logits, bias = pointwise("add", logits, bias.expand(W, E)), None
-    launch(k_route, (W,), logits, logits if bias is None else bias, ids, weights, float(scale), logits.stride(0), warps=1,
-           E=E, EP=triton.next_power_of_2(E), K=k, KP=triton.next_power_of_2(k), L=n_lanes(E), BIAS=bias is not None,
+    launch(k_route, (W,), logits, logits if bias is None else bias, ids, weights, float(scale), logits.stride(0), ids.stride(0),
+           warps=1, E=E, EP=triton.next_power_of_2(E), K=k, KP=triton.next_power_of_2(k), L=n_lanes(E), BIAS=bias is not None,
            SHARE=not renormalise)
     return ids, weights
 
-# %% ../nbs/10d_gpu_hybrid.ipynb #9d5eac6e
+# %% ../nbs/10d_gpu_hybrid.ipynb #0bc761b9
 @triton.jit
-def k_combine(p_y, p_weights, p_shared, p_gate, p_x, p_out, n, K: tl.constexpr, SHARED: tl.constexpr, ADD: tl.constexpr,
-              B: tl.constexpr, PDL: tl.constexpr):
+def k_combine(p_y, p_weights, p_shared, p_gate, p_x, p_out, n, y_row, s_row, g_row, K: tl.constexpr, SHARED: tl.constexpr,
+              ADD: tl.constexpr, B: tl.constexpr, PDL: tl.constexpr):
     "A piece of one row: x + (Σ weight·y + shared·sigmoid(gate))."
     begin(PDL)
     w, i = tl.program_id(1).to(tl.int64), tl.program_id(0)*B + tl.arange(0, B)
     acc = tl.zeros([B], tl.float32)
     for r in tl.static_range(K):
-        y = tl.load(p_y + (w*K + r)*n + i, mask=i < n, other=0.0)
+        y = tl.load(p_y + w*y_row + r*n + i, mask=i < n, other=0.0)
         acc = tl.fma(tl.load(p_weights + w*K + r), y, acc)
-    if SHARED: acc = acc + tl.load(p_shared + w*n + i, mask=i < n, other=0.0)*sigmoid(tl.load(p_gate + w))
+    if SHARED: acc = acc + tl.load(p_shared + w*s_row + i, mask=i < n, other=0.0)*sigmoid(tl.load(p_gate + w*g_row))
     if ADD: acc = tl.load(p_x + w*n + i, mask=i < n, other=0.0) + acc
     tl.store(p_out + w*n + i, acc, mask=i < n)
 
-# %% ../nbs/10d_gpu_hybrid.ipynb #667ea5d7
-def combine(y, # float32 [W, k, n]: what the chosen experts said, in rank order
+# %% ../nbs/10d_gpu_hybrid.ipynb #5717ad6d
+def combine(y, # float32 [W, k, n]: what the chosen experts said, in rank order; rows may lie apart, of `shared` and `gate` too
             weights, # float32 [W, k], from `route`
             shared = None, # float32 [W, n]: what the shared expert said
             gate = None, # float32 [W, 1]: its gate
@@ -94,8 +95,8 @@ def combine(y, # float32 [W, k, n]: what the chosen experts said, in rank order
     W, k, n = y.shape
     out = torch.empty((W, n), dtype=torch.float32, device=y.device)
     none = lambda t: y if t is None else t
-    launch(k_combine, (triton.cdiv(n, 256), W), y, weights, none(shared), none(gate), none(x), out, n, warps=2, K=k,
-           SHARED=shared is not None, ADD=x is not None, B=256)
+    launch(k_combine, (triton.cdiv(n, 256), W), y, weights, none(shared), none(gate), none(x), out, n, y.stride(0),
+           none(shared).stride(0), none(gate).stride(0), warps=2, K=k, SHARED=shared is not None, ADD=x is not None, B=256)
     return out
 
 # %% ../nbs/10d_gpu_hybrid.ipynb #cc5e66d3
@@ -200,7 +201,7 @@ def k_gdn_inputs(p_window, p_rows, p_w, p_alpha, p_b, p_a, p_bias, p_q, p_k, p_v
             y = ys[c//32]*r                                                       # a value times 1 is itself
             tl.store(p + c + i, tl.where(h < K, y*q_scale, y), mask=c + i < D)
 
-# %% ../nbs/10d_gpu_hybrid.ipynb #8055cd4c
+# %% ../nbs/10d_gpu_hybrid.ipynb #5c064b52
 def gdn_inputs(window, # float32 [TAPS − 1, C], C = (2K + V)·D: the rows before the round
                rows, # float32 [W, C]: the round's
                conv, # float32 [C, TAPS]
@@ -208,12 +209,13 @@ def gdn_inputs(window, # float32 [TAPS − 1, C], C = (2K + V)·D: the rows befo
                a, dt_bias, # float32 [V]
                K: int, # key heads
                eps: float = 1e-6, # added to the sum of squares
+               out: tuple = None, # where the results go; None: new tensors
                ): # q, k [W, K, D], v [W, V, D], decay, beta [W, V], float32
     "What the delta rule wants of W rows: convolution, SiLU, unit queries (over √D) and keys, and both gates."
     W, V = len(rows), len(a)
     D = rows.shape[1]//(2*K + V)
     empty = lambda *shape: torch.empty(shape, dtype=torch.float32, device=rows.device)
-    out = empty(W, K, D), empty(W, K, D), empty(W, V, D), empty(W, V), empty(W, V)
+    out = out or (empty(W, K, D), empty(W, K, D), empty(W, V, D), empty(W, V), empty(W, V))
     launch(k_gdn_inputs, (2*K + V + 1, W), window, rows, conv, alpha, b, a, dt_bias, *out, D**-0.5, eps, alpha.stride(0),
            alpha.stride(1), alpha.shape[2], warps=1, K=K, V=V, VP=triton.next_power_of_2(V), D=D, TAPS=conv.shape[1])
     return out
