@@ -61,7 +61,7 @@ def flat(tensor): # of `model_tensors` → (uint8 [..., row_bytes], type)
     shape = (1, *tensor.shape) if len(tensor.shape) == 1 else tensor.shape
     return tensor.data.reshape(*shape[:-1], -1), tensor.type.name
 
-# %% ../nbs/11d_gpu_layers.ipynb #039dc540
+# %% ../nbs/11d_gpu_layers.ipynb #e8707e09
 def stacked(parts: list, # (uint8 [E, R, row_bytes], type) each, or a list of them
             axis: int): # → (uint8, type), or None if types or shapes differ
     "Tensors of one type as one."
@@ -83,6 +83,7 @@ def load_mixture(layer, rest: dict, # {short name: tensor}; what is loaded is ta
     layer.experts = [load_experts(*t, device=device) for t in ([both] if both else [gate, up])]
     layer.ffn_down_exps = load_experts(*down, device=device)
 
+# %% ../nbs/11d_gpu_layers.ipynb #ef0e3017
 def load_layer(layer, # SimpleNamespace, filled in
                tensors: dict, # {short name: tensor}
                device):
@@ -247,7 +248,7 @@ def dense(model: GpuModel, h, group, down, # h: Acts; group: Together of gate an
     y = group.matmuls(h)
     return middle(y[f"ffn_gate{suffix}"], y[f"ffn_up{suffix}"], model.cfg.act, down)
 
-# %% ../nbs/11d_gpu_layers.ipynb #5e3804b1
+# %% ../nbs/11d_gpu_layers.ipynb #6f8c156c
 def tasks_of(ids, # int32 [W, k]: experts, all different in a row
              E: int, # experts
              count): # int32 [≥ k + 1]: 0, 1, 2 … → Tasks
@@ -255,6 +256,7 @@ def tasks_of(ids, # int32 [W, k]: experts, all different in a row
     (W, k), flat = ids.shape, ids.reshape(-1)
     return group_rows(flat, E) if W > 1 else Tasks(count, count, flat, count[k:k + 1], k, k)
 
+# %% ../nbs/11d_gpu_layers.ipynb #50d7fce0
 def expert_rows(ws, x, ids, tasks, per: int): # list of Experts → list of float32 [N, R]
     "Rows with the matrices of their experts."
     return [expert_matmul(w, x, ids if w.type in FLOAT_TYPES else tasks, per) for w in ws]
