@@ -316,12 +316,15 @@ def final(out, shapes, widths, seconds_, models):
     left = lambda share: max(1, share*seconds_ - (time.time() - start))
     warm = {(s, w): spawn("time", "--quick", "--layers", 8, "--shapes", s, "--widths", w, "--out", out) for w in widths[::-1] for s in shapes}
     checks = {m: spawn("one", "--model", m, "--arms", "64, 16 and 4 rows;one row;rejections, width 8;greedy") for m in models}
+    done = []
     for share, jobs in ((0.58, warm), (0.64, checks)):
         for key, q in jobs.items():
             try: text = q.communicate(timeout=left(share))[0]
             except subprocess.TimeoutExpired: q.kill(); text = q.communicate()[0] + " stopped, out of time"
             name = name_of(*MODELS[key]) if jobs is checks else key
+            if jobs is checks and q.returncode == 0: done.append(json.loads(text.strip().splitlines()[-1]))
             print("ok" if q.returncode == 0 else "FAILED", name, round(time.time() - start), text.strip().splitlines()[-1][-700:] if jobs is checks or q.returncode else "", flush=True)
+    Path(out, "check.json").write_text(json.dumps(done, indent=1))
     for s in shapes:
         if time.time() - start > seconds_ - 6: print("not timed:", s, flush=True); continue
         try: time_one(s, out, widths, deep=[32768] if s in ("27b", "35b-a3b") else None)
@@ -330,10 +333,26 @@ def final(out, shapes, widths, seconds_, models):
     print(round(time.time() - start), "s", flush=True)
     engine()
 
+def results(out, commit):
+    "One file of the published schema from what `check` and `time` left in a folder."
+    import datetime
+    from alphabook.arithmetic import CONTRACT_VERSION
+    rows, checks = [], []
+    for f in sorted(Path(out).glob("time-*.json")): rows += [dict(r, mode="exact", drafter="none") for r in json.loads(f.read_text())["rows"]]
+    kernels = {f.stem[5:]: json.loads(f.read_text())["kernels"] for f in sorted(Path(out).glob("time-*.json"))}
+    for f in Path(out).glob("check.json"): checks = json.loads(f.read_text())
+    date = datetime.date.today().isoformat()
+    head = dict(topic="gpu-models", device="h200", date=date, commit=commit, command="python data/trials/gpu_models.py final", contract_version=CONTRACT_VERSION,
+                note="weights are random words of the right types, made on the device", checks=checks, kernels=kernels)
+    text = json.dumps(head, indent=1)[:-2] + ',\n "rows": [\n' + ",\n".join("  " + json.dumps(r) for r in rows) + "\n ]\n}\n"
+    path = ROOT/"data"/"results"/"h200"/f"gpu-models-{date}.json"
+    path.write_text(text)
+    print(path, len(rows), "rows")
+
 def main():
     p = argparse.ArgumentParser(); p.add_argument("what"); p.add_argument("--out", default="."); p.add_argument("--model", type=int, default=0)
     p.add_argument("--models", default=",".join(map(str, range(len(MODELS))))); p.add_argument("--jobs", type=int, default=12); p.add_argument("--shapes", default="8b,35b-a3b,30b-a3b,0.6b,27b"); p.add_argument("--widths", default="1,8,64")
-    p.add_argument("--quick", action="store_true"); p.add_argument("--deep", default="32768"); p.add_argument("--arms"); p.add_argument("--layers", type=int); p.add_argument("--seconds", type=float, default=120)
+    p.add_argument("--quick", action="store_true"); p.add_argument("--deep", default="32768"); p.add_argument("--arms"); p.add_argument("--layers", type=int); p.add_argument("--commit"); p.add_argument("--seconds", type=float, default=120)
     a = p.parse_args()
     widths = [int(w) for w in a.widths.split(",")]
     for what in a.what.split(","):
@@ -350,6 +369,7 @@ def main():
                 print("warmed" if q.returncode == 0 else "FAILED", s, w, round(time.time() - start), "" if q.returncode == 0 else text[-1200:], flush=True)
         elif what == "check": check(a.out, a.jobs, [int(m) for m in a.models.split(",")], a.arms)
         elif what == "engine": engine()
+        elif what == "results": results(a.out, a.commit)
         elif what == "final": final(a.out, a.shapes.split(","), widths, a.seconds, [int(m) for m in a.models.split(",")])
         elif what == "time":
             for s in a.shapes.split(","):
