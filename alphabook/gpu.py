@@ -16,7 +16,7 @@ __all__ = ['INTERPRET', 'pdl', 'MAGIC', 'LOG2E', 'NEG_LN2_HI', 'NEG_LN2_LO', 'EX
            'k_top_of_blocks', 'k_merge_top', 'top_k', 'argmax', 'random_bits', 'weights_32', 'likeliest', 'k_sample',
            'sampling_buffers', 'sample']
 
-# %% ../nbs/10c_gpu.ipynb #ff4bfedc
+# %% ../nbs/10c_gpu.ipynb #7de55d3a
 import os
 
 import numpy as np
@@ -27,6 +27,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from . import elementary
 from .blocks import FLOAT_TYPES, decode, int_view
+from .gpu_products import Acts, empty_acts, quantize, store_acts
 
 # %% ../nbs/10c_gpu.ipynb #ad182c24
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
@@ -370,13 +371,13 @@ def whole_head(p_x, p_bias, p_w, p_cos, p_sin, eps, D: tl.constexpr,
         ys = ys + (rotated(p_x, p_bias, p_w, p_cos, p_sin, c + i, r, D, ROPE, NEOX, BIAS, NORM),)
     return ys
 
-# %% ../nbs/10c_gpu.ipynb #a4616436
+# %% ../nbs/10c_gpu.ipynb #6cbf5144
 HEADS = 8                                                                         # most query heads of a program
 
 def query_rows(W: int, group: int) -> tuple: # (query heads of a KV head in all W rows, filled up; heads of a program)
     "How the queries of a round are laid out."
-    H = min(HEADS, triton.next_power_of_2(W*group))
-    return triton.cdiv(W*group, H)*H, H
+    rows = triton.next_power_of_2(W*group)                                        # few layouts, so few kernels to compile
+    return rows, min(HEADS, rows)
 
 def pack_queries(q, # float32 [W, n_head, D]
                  n_kv_head: int): # float32 [n_kv_head, ⌈D⌉, ⌈W·group⌉]
@@ -534,22 +535,22 @@ def k_attend(p_q, p_k, p_v, p_positions, p_chosen, p_p, p_m, p_l, p_o, scale, wi
         tl.store(p_o + out[:, None]*D + d[None, :], o, mask=ok[:, None] & (d < D)[None, :])
         tl.debug_barrier()
 
-# %% ../nbs/10c_gpu.ipynb #f0592a39
+# %% ../nbs/10c_gpu.ipynb #417a015b
 @triton.jit
 def largest(a, b):
     "The larger of two."
     return tl.maximum(a, b)
 
 @triton.jit
-def factors(p_m, t, start, last, stride, m):
+def factors(p_m, t, start, last, stride, m): # p_m: [heads, 1], t: [1, F] → [heads, F], [heads, F], [heads]
     "alpha and beta of tiles t, which begin with `start`, and the maximum after them; m: the maximum before."
     here = tl.load(p_m + t*stride, mask=t <= last, other=float("-inf"))
     ahead = tl.load(p_m + (t - 1)*stride, mask=(t > start) & (t <= last), other=float("-inf"))
-    top = tl.maximum(tl.associative_scan(here, 0, largest), m)
-    before = tl.maximum(tl.associative_scan(ahead, 0, largest), m)
+    top = tl.maximum(tl.associative_scan(here, 1, largest), m[:, None])
+    before = tl.maximum(tl.associative_scan(ahead, 1, largest), m[:, None])
     alpha = tl.where(here > float("-inf"), exp(before - top), 1.0)                # a tile out of sight changes nothing
     beta = tl.where(here > float("-inf"), exp(here - top), 0.0)
-    return alpha, beta, tl.maximum(m, tl.max(here, 0))
+    return alpha, beta, tl.max(top, 1)
 
 # %% ../nbs/10c_gpu.ipynb #096eb0d3
 @triton.jit
@@ -563,50 +564,55 @@ def unpack_two(x): # int64 → float32, float32
     "The way back."
     return x.to(tl.int32).to(tl.float32, bitcast=True), (x >> 32).to(tl.int32).to(tl.float32, bitcast=True)
 
-# %% ../nbs/10c_gpu.ipynb #187c25da
+# %% ../nbs/10c_gpu.ipynb #8a8d5ba9
 @triton.jit
-def chain(o, l, p_f, p_l, p_o, t, last, stride, d, D: tl.constexpr, N: tl.constexpr):
+def chain(o, l, p_f, p_l, p_o, t, last, stride, ok_d, D: tl.constexpr, N: tl.constexpr): # o [heads, B], l [heads]
     "N tiles of the chain from t on; p_f has alpha and beta of each. All that they need is on its way before the first."
     os, ls, fs = (), (), ()
     for n in tl.static_range(N):
         ok = t + n <= last
         fs = fs + (tl.load(p_f + t + n, mask=ok, other=0x3F800000),)              # alpha 1, beta 0
         ls = ls + (tl.load(p_l + (t + n)*stride, mask=ok, other=0.0),)
-        os = os + (tl.load(p_o + (t + n)*stride*D + d, mask=ok & (d < D), other=0.0),)
+        os = os + (tl.load(p_o + (t + n)*stride*D, mask=ok & ok_d, other=0.0),)
     for n in tl.static_range(N):
         alpha, beta = unpack_two(fs[n])
         l = l*alpha + ls[n]*beta
-        o = o*alpha + os[n]*beta
+        o = o*alpha[:, None] + os[n]*beta[:, None]
     return o, l
 
-# %% ../nbs/10c_gpu.ipynb #da3ea694
+# %% ../nbs/10c_gpu.ipynb #ff8cff8e
 @triton.jit
-def k_combine_tiles(p_m, p_l, p_o, p_positions, p_sinks, p_gate, p_f, p_out, window, start, group, n_tiles, gate_row, gate_head,
+def k_combine_tiles(p_m, p_l, p_o, p_positions, p_sinks, p_gate, p_f, p_out, window, start, group, n_head, n_part, n_tiles,
+                    gate_row, gate_head, S, p_q, p_a, p_s, p_m8, p_m16, p_d, p_fa,
                     D: tl.constexpr, B: tl.constexpr, F: tl.constexpr, N: tl.constexpr, SINKS: tl.constexpr,
-                    GATE: tl.constexpr, PDL: tl.constexpr):
-    "B dimensions of one head of one row: its tiles in order, the sink, the division, the gate."
+                    GATE: tl.constexpr, ACTS: tl.constexpr, PDL: tl.constexpr):
+    "Heads of one row, 256 // B of them: their tiles in order, the sink, the division, the gate; floats or integers."
     begin(PDL)
-    n_part, kv, part, n_kv = tl.num_programs(0), tl.program_id(1), tl.program_id(2), tl.num_programs(1)
-    r = start + tl.program_id(0)
-    pos = tl.load(p_positions + r//group).to(tl.int32)
-    i, d, at, one = tl.arange(0, F), part*B + tl.arange(0, B), kv*n_part + r - start, tl.full([], 1, tl.int64)
+    H: tl.constexpr = 256//B
+    w, block, one = start//group + tl.program_id(0), tl.program_id(1), tl.full([], 1, tl.int64)
+    pos, d = tl.load(p_positions + w).to(tl.int32), tl.arange(0, B)[None, :]
+    i, n_kv = tl.arange(0, H), n_head//group
+    head = tl.minimum(block*H + i, n_head - 1)
+    at = one*(head//group)*n_part + w*group + head % group - start                # (H,)
     first, last, stride = tl.maximum(pos - window + 1, 0)//64, pos//64, one*n_kv*n_part
-    p_f += one*(at*tl.num_programs(2) + part)*n_tiles
-    m, l, o = at*0.0 + float("-inf"), at*0.0, tl.zeros([B], tl.float32)
+    p_f += (one*(tl.program_id(0)*tl.num_programs(1) + block)*H + i)*n_tiles
+    m, l, o = i*0.0 + float("-inf"), i*0.0, tl.zeros([H, B], tl.float32)
     for t_start in range(first, last + 1, F):
-        t = t_start + i
-        alpha, beta, m = factors(p_m + at, t, t_start, last, stride, m)
-        tl.store(p_f + t, pack_two(alpha, beta), mask=t <= last)
+        t = t_start + tl.arange(0, F)[None, :]
+        alpha, beta, m = factors((p_m + at)[:, None], t, t_start, last, stride, m)
+        tl.store(p_f[:, None] + t, pack_two(alpha, beta), mask=t <= last)
     tl.debug_barrier()
-    for t in range(first, last + 1, N): o, l = chain(o, l, p_f, p_l + at, p_o + one*at*D, t, last, stride, d, D, N)
-    h = kv*group + r % group
+    p_o += at[:, None]*D + d
+    for t in range(first, last + 1, N): o, l = chain(o, l, p_f, p_l + at, p_o, t, last, stride, d < D, D, N)
     if SINKS:
-        sink = tl.load(p_sinks + h)
+        sink = tl.load(p_sinks + head)
         top = tl.maximum(m, sink)
-        o, l = o*exp(m - top), l*exp(m - top) + exp(sink - top)
-    y = tl.where(pos >= 0, tl.div_rn(o + 0.0, l), 0.0)                            # a padding row has no tile
-    if GATE: y = y*sigmoid(tl.load(p_gate + (r//group)*gate_row + h*gate_head + d, mask=d < D, other=0.0))
-    tl.store(p_out + (one*(r//group)*n_kv*group + h)*D + d, y, mask=d < D)
+        o, l = o*exp(m - top)[:, None], l*exp(m - top) + exp(sink - top)
+    y = tl.where(pos >= 0, tl.div_rn(o + 0.0, l[:, None]), 0.0)                   # a padding row has no tile
+    if GATE: y = y*sigmoid(tl.load(p_gate + one*w*gate_row + head[:, None]*gate_head + d, mask=d < D, other=0.0))
+    ok = (block*H + i < n_head)[:, None] & (d < D)
+    if ACTS: store_acts(tl.reshape(tl.where(ok, y, 0.0), [8, 2, 16]), w, block, S, p_q, p_a, p_s, p_m8, p_m16, p_d, p_fa)
+    else: tl.store(p_out + (one*w*n_head + block*H + i)[:, None]*D + d, y, mask=ok)
 
 # %% ../nbs/10c_gpu.ipynb #925b2e10
 SCRATCH = 1 << 28                                                                 # bytes for the tiles of a launch
@@ -617,7 +623,7 @@ def spread(n_kv: int, chunks: int, tiles: int, device) -> int: # programs that s
     cores = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
     return max(1, min(tiles, triton.cdiv(WAVES*cores, n_kv*chunks)))
 
-# %% ../nbs/10c_gpu.ipynb #9071d6ae
+# %% ../nbs/10c_gpu.ipynb #4bbf6940
 def attend_part(q, k, v, positions, window, scale, chosen, block, start, n, group, D): # as in `attention`; heads start … start + n
     "Tiles of some of the query heads: m, l and o."
     (n_kv, tiles, KD), device, H = k.shape[:3], q.device, min(HEADS, q.shape[2])
@@ -627,22 +633,24 @@ def attend_part(q, k, v, positions, window, scale, chosen, block, start, n, grou
     p, m, l, o = empty(chunks*splits*n_kv, 64, H), empty(tiles, n_kv, n), empty(tiles, n_kv, n), empty(tiles, n_kv, n, D)
     groups = max(g for g in (1, 2, 4) if 32*g <= max(D, 32))                      # a warp each
     launch(k_attend, (chunks, n_kv, splits), q, k, v, positions, q if chosen is None else chosen, p, m, l, o, scale, window,
-           start, len(positions)*group, n, group, tiles, 0 if chosen is None else chosen.shape[1], warps=groups, Q=q.shape[2],
+           start, start + n, n, group, tiles, 0 if chosen is None else chosen.shape[1], warps=groups, Q=q.shape[2],
            D=D, KD=KD, DP=triton.next_power_of_2(D), H=H, GROUPS=groups, BLOCK=block)
     return m, l, o
 
-# %% ../nbs/10c_gpu.ipynb #ae83f6ea
-def combine_part(m, l, o, positions, window, sinks, gate, start, group, out): # as in `attention`, out [W, n_head, D]
-    "The tiles of some query heads, in order."
+# %% ../nbs/10c_gpu.ipynb #74a57784
+def combine_part(m, l, o, positions, window, sinks, gate, start, group, n_head, out): # out: float32 [W, n_head, D] or Acts
+    "The tiles of some rows, in order."
     tiles, n_kv, n, D = o.shape
-    B = min(128, triton.next_power_of_2(D))
-    parts, none = triton.cdiv(D, B), lambda t: m if t is None else t
-    f = torch.empty((n*n_kv*parts, tiles), dtype=torch.int64, device=m.device)
+    B, none, acts = max(32, triton.next_power_of_2(D)), lambda t: m if t is None else t, isinstance(out, Acts)
+    blocks = triton.cdiv(n_head*B, 256)
+    f = torch.empty((n//group*blocks*(256//B), tiles), dtype=torch.int64, device=m.device)
     strides = (0, 0) if gate is None else gate.stride()[:2]
-    launch(k_combine_tiles, (n, n_kv, parts), m, l, o, positions, none(sinks), none(gate), f, out, window, start, group, tiles,
-           *strides, warps=max(1, B//32), D=D, B=B, F=512, N=32, SINKS=sinks is not None, GATE=gate is not None)
+    parts = (out.q, out.a, out.s, out.m8, out.m16, out.d, out.f) if acts else (m,)*7
+    launch(k_combine_tiles, (n//group, blocks), m, l, o, positions, none(sinks), none(gate), f, m if acts else out, window,
+           start, group, n_head, n, tiles, *strides, -(-len(positions)//8)*8, *parts, warps=8, D=D, B=B,
+           F=512 if B >= 128 else 128, N=32 if n <= 8*group else 16, SINKS=sinks is not None, GATE=gate is not None, ACTS=acts)
 
-# %% ../nbs/10c_gpu.ipynb #70d111c6
+# %% ../nbs/10c_gpu.ipynb #ef3bd21a
 def attention(q, # float32 [n_kv_head, ⌈D⌉, ⌈W·group⌉], from `heads` or `pack_queries`
               k, v, # tables of one layer, see `kv_tables`; written up to the largest position
               positions, # int [W], on the device
@@ -653,15 +661,17 @@ def attention(q, # float32 [n_kv_head, ⌈D⌉, ⌈W·group⌉], from `heads` or
               gate = None, # float32 [W, n_head, D]: the result is multiplied by its sigmoid
               chosen = None, # uint8 [W, blocks]: blocks that each row reads; None: all
               block: int = 0, # positions of a block
-              ): # float32 [W, n_head, D]
+              quantized: bool = False, # as integers for the next product; D must divide 256
+              ): # float32 [W, n_head, D], or Acts
     "Causal attention with grouped query heads, tiles of 64 absolute positions, combined in order."
-    (n_kv, tiles), D, group = k.shape[:2], v.shape[2], n_head//len(k)
-    out = torch.empty((len(positions), n_head, D), dtype=torch.float32, device=q.device)
-    step, window = max(1, SCRATCH//(4*tiles*n_kv*(D + 2))//8)*8, window or 1 << 30
-    for start in range(0, len(positions)*group, step):
-        n = min(step, len(positions)*group - start)
+    (n_kv, tiles), D, group, W = k.shape[:2], v.shape[2], n_head//len(k), len(positions)
+    if D > 256 or quantized and 256 % D: raise ValueError(f"attention: heads of {D} values: at most 256, or a part of 256")
+    out = empty_acts(W, n_head*D, q.device) if quantized else torch.empty((W, n_head, D), dtype=torch.float32, device=q.device)
+    rows, window = max(1, SCRATCH//(4*tiles*n_head*(D + 2))), window or 1 << 30
+    for w in range(0, W, rows):
+        start, n = w*group, min(rows, W - w)*group
         parts = attend_part(q, k, v, positions, window, float(scale), chosen, block, start, n, group, D)
-        combine_part(*parts, positions, window, sinks, gate, start, group, out)
+        combine_part(*parts, positions, window, sinks, gate, start, group, n_head, out)
     return out
 
 # %% ../nbs/10c_gpu.ipynb #3853d6ee

@@ -18,7 +18,7 @@ from .blocks import FLOAT_TYPES, format_of
 from .codebooks import FP4_VALUES, GRID, IQ4_VALUES, half_power
 from .modelfile import TYPE
 
-# %% ../nbs/10a_gpu_weights.ipynb #63fc9103
+# %% ../nbs/10a_gpu_weights.ipynb #d5cf8d00
 @dataclass(frozen=True)
 class Packing:
     "How a type's weights lie in tiles of 16 rows × 256 weights."
@@ -38,9 +38,11 @@ class Packing:
     def wide(self) -> bool:                                               # a group's Σ a·q·x can reach 2²²
         return self.largest*127*32*self.group >= 1 << 22
     @property
-    def shift(self) -> float: return 2.**(self.bits - 8) if self.kind == "s" else 1.      # undoes the move to the top of a byte
+    def shift(self) -> float:                                             # undoes the move to the top of a byte
+        return 2.**(self.bits - 8) if self.kind == "s" else 1.
     @property
-    def undo(self) -> float: return self.shift if self.block == 32 else 1.               # superblocks shift integers instead
+    def undo(self) -> float:                                              # what products do of it with floats
+        return self.shift if self.block == 32 else 1.
     @property
     def planes(self) -> tuple: return {8: (8,), 6: (4, 2), 5: (4, 1), 4: (4,), 3: (2, 1), 2: (2,)}[self.bits]
     @property
@@ -81,8 +83,8 @@ def table_of(type: str, # a quantized type
     if type.startswith("IQ"): return (mirrored(magnitudes(type)) + (0,)*8)[:16]
     return ()
 
-# %% ../nbs/10a_gpu_weights.ipynb #bf51c31e
-FOLDS = dict(IQ3_XXS=.25, IQ2_XXS=.125, IQ2_XS=.125, IQ2_S=.125, IQ1_S=.125, IQ1_M=.125)    # chapter 02b folds them into d
+# %% ../nbs/10a_gpu_weights.ipynb #d903bd1b
+FOLDS = dict(IQ3_XXS=.25, IQ2_XXS=.125, IQ2_XS=.125, IQ2_S=.125, IQ1_S=.125, IQ1_M=.125)    # see chapter 02b
 
 @cache
 def packing(type: str, # a quantized type
@@ -212,7 +214,7 @@ def _q3_k(f):
     q = _two_bits(f) | planes(f["hmask"], 1).flatten(1) << 2
     return Codes(q, f.half("d"), (low | high << 4).to(torch.int8) - 32)
 
-# %% ../nbs/10a_gpu_weights.ipynb #920ae94b
+# %% ../nbs/10a_gpu_weights.ipynb #8c382197
 @codes_of("IQ4_XS")
 def _iq4_xs(f):
     "Nibbles; 6-bit scales around 32 in two parts."
@@ -229,7 +231,8 @@ def _tq2_0(f):
 def _tq1_0(f):
     "Five ternary digits a byte: the high byte of three times what is left of it."
     def digits(b, n): return torch.cat([((b*3**i).int()*3 >> 8).to(torch.uint8) for i in range(n)], -1)
-    return Codes(torch.cat([digits(f["qs"][:, :32], 5), digits(f["qs"][:, 32:], 5), digits(f["qh"], 4)], -1), f.half("d"))
+    runs = digits(f["qs"][:, :32], 5), digits(f["qs"][:, 32:], 5), digits(f["qh"], 4)
+    return Codes(torch.cat(runs, -1), f.half("d"))
 
 # %% ../nbs/10a_gpu_weights.ipynb #b849cee3
 @cache

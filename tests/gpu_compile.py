@@ -76,6 +76,7 @@ def calls():
         q = gpu.heads(rand(3, H, D), rand(3, KV, D), rand(3, KV, D), angles, ints(3), keys, values, (rand(D), rand(D)) if norm else None, 1e-6,
                       style, (rand(H*D), rand(KV*D), rand(KV*D)) if bias else None)
         for W in (1, 3): gpu.attention(gpu.pack_queries(rand(W, H, D), KV), keys, values, ints(W), H, 0, 0.1, gate=rand(W, H, 2*D)[..., D:])
+        if 256 % D == 0: gpu.attention(q, keys, values, ints(3), H, 0, 0.1, quantized=True)
         gpu.attention(q, keys, values, ints(3), H, 128, 0.1, rand(H), chosen=torch.zeros((3, 64), dtype=torch.uint8), block=4)
     for q, scale, offset in ((torch.int8, rand(9, 4), rand(9, 4)), (torch.int8, rand(9, 4), None), (torch.int16, None, None), (torch.float16, None, None)):
         gpu.embed(gpu.Rows(torch.zeros((9, 128), dtype=q), scale, offset), ints(2))

@@ -12,6 +12,7 @@ pytest.importorskip('triton')
 import alphabook.streams as spec
 from alphabook import elementary, gpu, gpu_hybrid as hybrid
 from alphabook.blocks import FLOAT_TYPES, FORMATS, decode, random_blocks
+from alphabook.gpu_products import quantize
 
 pytestmark = [pytest.mark.skipif(not gpu.INTERPRET, reason='Triton was imported without its interpreter'),
               pytest.mark.filterwarnings('ignore')]
@@ -126,6 +127,25 @@ def test_more_tiles_than_factors_at_a_time(rng):
     k, v, keys, values = tables(rng, n, 1, 32)
     q = normal(rng, 1, 1, 32)*3
     assert same(gpu.attention(gpu.pack_queries(to(q), 1), keys, values, to([n - 1]), 1, 0, .2), spec.attention(q, k, v, [n - 1], 0, .2))
+
+
+@pytest.mark.parametrize('H,KV,D,W', [(4, 2, 64, 2), (9, 3, 64, 1), (3, 1, 32, 3), (2, 1, 256, 1), (4, 4, 128, 9)])
+def test_attention_as_integers_is_attention_quantized(rng, H, KV, D, W):
+    _, _, keys, values = tables(rng, 70, KV, D)
+    q, gate = gpu.pack_queries(to(normal(rng, W, H, D)*3), KV), to(normal(rng, W, H, D))
+    args = q, keys, values, to(np.arange(W) + 60 - W), H, 0, D**-.5, None, gate
+    want, mine = quantize(gpu.attention(*args).view(W, -1)), gpu.attention(*args, quantized=True)
+    used = -(-W//8)*8
+    for name in ('q', 'a', 's', 'm8', 'm16', 'd', 'f'):
+        a, b = (getattr(x, name) for x in (mine, want))
+        assert a.dtype == b.dtype and a.shape == b.shape
+        if name in 'asd': assert torch.equal(a.view(-1, used)[:, :W], b.view(-1, used)[:, :W]), name
+        if name == 'q': assert torch.equal(a.view(-1, used, 64)[:, :W], b.view(-1, used, 64)[:, :W])
+
+
+def test_attention_that_cannot_be_integers():
+    _, _, keys, values = tables(np.random.default_rng(0), 70, 1, 40)
+    with pytest.raises(ValueError, match='a part of 256'): gpu.attention(torch.zeros(1, 64, 2), keys, values, to([3]), 2, 0, 1.0, quantized=True)
 
 
 def test_sparse_attention(rng):

@@ -17,7 +17,8 @@ MAIN = ["Q4_K", "Q6_K", "Q8_0", "Q4_1", "IQ4_XS", "Q2_K"]        # each kind of 
 def script(text: str, interpret: bool = True) -> str:
     "What a script prints, in a process of its own: Triton decides at its import who runs kernels."
     env = os.environ | {"TRITON_INTERPRET": "1" if interpret else "0", "PYTHONPATH": f"{ROOT}:{TRIAL.parent}"}
-    p = subprocess.run([sys.executable, "-W", "ignore", "-c", text], capture_output=True, text=True, timeout=600, env=env)
+    p = subprocess.run([sys.executable, "-W", "ignore", "-c", text], capture_output=True, text=True, timeout=600,
+                       env=env)
     assert p.returncode == 0, p.stderr[-2000:]
     return p.stdout
 

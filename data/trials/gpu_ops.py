@@ -6,7 +6,7 @@
 
 Timing: a graph of as many launches over different buffers as exceed the L2 cache; median of 7 replays.
 """
-import argparse, contextlib, json, math, subprocess, sys, time
+import argparse, contextlib, functools, json, math, subprocess, sys, time
 from pathlib import Path
 import numpy as np
 import torch
@@ -92,7 +92,7 @@ def check_heads(rng):
         steps = elementary.rope_steps(theta, dim)
         compare('rope_angles', gpu.rope_angles(to(positions), gpu.load_steps(steps, 'cuda')), elementary.rope_angles(positions, steps), shape=[len(positions), dim])
     for name, (H, KV, D, rope, gated) in SHAPES.items():
-        for W in (1, 8, 64):
+        for W in (1, 8) if 'head' in name else (1, 8, 64):
             at = np.arange(W) + 200
             angles = elementary.rope_angles(at, elementary.rope_steps(1e6, rope))
             wide, k, v = normal(rng, W, H, 2*D if gated else D), normal(rng, W, KV, D), normal(rng, W, KV, D)
@@ -113,33 +113,35 @@ def tables(rng, n_ctx, KV, D):
     return k, v, keys, values
 
 
-def check_attention(rng):
-    for name, (H, KV, D, *_), positions, window, sink in (
-            ('8b', SHAPES['8b'], [511], 0, False), ('0.6b', SHAPES['0.6b'], [700, 701, 702, 703], 0, False),
-            ('35b-a3b', SHAPES['35b-a3b'], list(range(505, 513)), 0, False), ('27b', SHAPES['27b'], [300, 301], 0, False),
-            ('30b-a3b', SHAPES['30b-a3b'], [1000, 63, 64, 0], 0, False), ('gpt-oss-20b', SHAPES['gpt-oss-20b'], [640, 641, 642], 128, True),
-            ('gpt-oss-20b', SHAPES['gpt-oss-20b'], [127, 128, 200], 128, True), ('head 96', (6, 2, 96), [77, 130], 0, False),
-            ('head 40', (6, 2, 40), [77, 130], 50, False), ('8b', SHAPES['8b'], list(range(40, 104)), 0, False)):
-        n_ctx = max(positions) + 20
-        k, v, keys, values = tables(rng, n_ctx, KV, D)
-        q, sinks, gate = normal(rng, len(positions), H, D)*3, normal(rng, H), normal(rng, len(positions), H, D)
-        want = spec.attention(q, k, v, positions, window, D**-.5, sinks if sink else None)
-        args = gpu.pack_queries(to(q), KV), keys, values, to(np.int64(positions)), H, window, D**-.5, to(sinks) if sink else None
-        compare('attention', gpu.attention(*args), want, shape=[name, len(positions), max(positions) + 1])
-        compare('attention, gated', gpu.attention(*args, gate=to(gate)), spec.sigmoid_gate(want, gate), shape=[name, len(positions), max(positions) + 1])
-        alone = torch.cat([gpu.attention(gpu.pack_queries(to(q[i:i + 1]), KV), keys, values, args[3][i:i + 1], *args[4:]) for i in range(len(positions))])
-        compare('attention, row by row', alone, want, shape=[name, len(positions), max(positions) + 1])
+CASES = [('8b', [511], 0, False), ('0.6b', [700, 701, 702, 703], 0, False), ('35b-a3b', list(range(505, 513)), 0, False), ('27b', [300, 301], 0, False),
+         ('30b-a3b', [1000, 63, 64, 0], 0, False), ('gpt-oss-20b', [640, 641, 642], 128, True), ('gpt-oss-20b', [127, 128, 200], 128, True),
+         ('head 96', [77, 130], 0, False), ('head 40', [77, 130], 50, False), ('8b', list(range(40, 104)), 0, False)]
+SHAPES.update({'head 96': (6, 2, 96, 96, False), 'head 40': (6, 2, 40, 40, False)})
 
 
-def check_long(rng):
-    for H, KV, D, n in ((4, 1, 128, 32768), (8, 1, 256, 32768)):
-        k, v, keys, values = tables(rng, n + 64, KV, D)
-        for positions in ([n - 1], [n - 2, n - 1, n, n + 1]):
-            q = normal(rng, len(positions), H, D)*3
-            mine = gpu.attention(gpu.pack_queries(to(q), KV), keys, values, to(np.int64(positions)), H, 0, D**-.5)
-            if len(positions) == 1: first, want = q, spec.attention(q, k, v, positions, 0, D**-.5)
-            else: q[1] = first[0]; mine = gpu.attention(gpu.pack_queries(to(q), KV), keys, values, to(np.int64(positions)), H, 0, D**-.5)[1:2]
-            compare('attention', mine, want, shape=[f'{H}/{KV} heads of {D}', len(positions), n])
+def check_attention(rng, i):
+    name, positions, window, sink = CASES[i]
+    H, KV, D, *_ = SHAPES[name]
+    k, v, keys, values = tables(rng, max(positions) + 20, KV, D)
+    q, sinks, gate = normal(rng, len(positions), H, D)*3, normal(rng, H), normal(rng, len(positions), H, D)
+    want = spec.attention(q, k, v, positions, window, D**-.5, sinks if sink else None)
+    args = gpu.pack_queries(to(q), KV), keys, values, to(np.int64(positions)), H, window, D**-.5, to(sinks) if sink else None
+    shape = [name, len(positions), max(positions) + 1]
+    compare('attention', gpu.attention(*args), want, shape=shape)
+    compare('attention, gated', gpu.attention(*args, gate=to(gate)), spec.sigmoid_gate(want, gate), shape=shape)
+    alone = [gpu.attention(gpu.pack_queries(to(q[n:n + 1]), KV), keys, values, args[3][n:n + 1], *args[4:]) for n in range(len(positions))]
+    compare('attention, row by row', torch.cat(alone), want, shape=shape)
+
+
+def check_long(rng, i):
+    "One row at position 32,767, alone and as one of four."
+    H, KV, D, n = ((4, 1, 128, 32768), (8, 1, 256, 32768))[i]
+    k, v, keys, values = tables(rng, n + 64, KV, D)
+    q = normal(rng, 4, H, D)*3
+    want = spec.attention(q[1:2], k, v, [n - 1], 0, D**-.5)
+    def run(rows): return gpu.attention(gpu.pack_queries(to(q[rows]), KV), keys, values, to(np.arange(n - 2, n + 2)[rows]), H, 0, D**-.5)
+    compare('attention', run(slice(1, 2)), want, shape=[f'{H}/{KV} heads of {D}', 1, n])
+    compare('attention, row of four', run(slice(0, 4))[1:2], want, shape=[f'{H}/{KV} heads of {D}', 4, n])
 
 
 def check_hybrid(rng):
@@ -190,7 +192,15 @@ def check_tokens(rng):
             compare('sample', mine, np.int64([spec.sample(x, int(p), temp, 20, top_p, min_p, seed) for x, p in zip(logits, positions)]), shape=[4, n, 20])
 
 
-CHECKS = dict(pointwise=check_pointwise, norms=check_norms, heads=check_heads, attention=check_attention, long=check_long, hybrid=check_hybrid, tokens=check_tokens)
+def check_warm(rng, i):
+    "No comparison: compiles what `time` will launch, while other processes compare."
+    time_attention(('0.6b', '8b', '27b', '35b-a3b')[i:i + 1], (512,), pdls=(True,), brief=True)
+    ROWS.clear()
+
+
+CHECKS = dict(pointwise=check_pointwise, norms=check_norms, heads=check_heads, hybrid=check_hybrid, tokens=check_tokens)
+CHECKS.update({f'attention.{i}': functools.partial(check_attention, i=i) for i in range(len(CASES))}, **{f'long.{i}': functools.partial(check_long, i=i) for i in range(2)})
+WARM = {f'warm.{i}': functools.partial(check_warm, i=i) for i in range(4)}
 
 
 # ---------------------------------------------------------------- time
@@ -256,53 +266,40 @@ def time_small():
             timed('heads', make, width=W, shape=[name])
 
 
-def time_attention(contexts=(512, 4096, 32768, 131072), shapes=('0.6b', '8b', '27b', '35b-a3b'), widths=(1, 2, 4, 8, 64), pdls=(True, False)):
+def time_attention(shapes=('0.6b', '8b', '27b', '35b-a3b'), contexts=(512, 4096, 32768, 131072), pdls=(True,), brief=False):
     for name in shapes:
         H, KV, D, *_ = SHAPES[name]
         for n in contexts:
             sizes = 4*KV*D*n
-            layers = int(max(2, min(40, 2 + 150e6//sizes)))
+            layers = 2 if brief else int(max(2, min(40, 2 + 150e6//sizes)))
             k, v = gpu.kv_tables(layers, n + 64, KV, D)
             k.normal_(); v.normal_()
-            for W in widths:
-                if W == 64 and n > 4096 and name != '8b': continue
-                if W in (2, 4) and n not in (512, 32768): continue
-                if n == 131072 and W > 1: continue
+            for W in {512: (1, 2, 4, 8, 64), 4096: (1, 8, 64), 32768: (1, 8), 131072: (1,)}[n]:
                 positions = torch.arange(n - W, n, device='cuda')
                 def make(i):
                     q = gpu.pack_queries(rand(W, H, D), KV)
                     return lambda: gpu.attention(q, k[i], v[i], positions, H, 0, D**-.5)
-                timed('attention', make, sizes, pdls, most=layers, width=W, context=n, shape=[name])
+                if brief: make(0)()
+                else: timed('attention', make, sizes, pdls, most=layers, width=W, context=n, shape=[name])
             del k, v
+    torch.cuda.synchronize()
 
 
 def time_parts():
-    "The two launches of attention apart, and what was tried: programs per multiprocessor, heads of a program."
-    def most(n):
-        def rows(W, group):
-            H = min(n, 1 << (W*group - 1).bit_length())
-            return -(-W*group//H)*H, H
-        return rows
-    for name, n, W in (('8b', 512, 1), ('8b', 512, 8), ('8b', 32768, 1), ('8b', 32768, 8), ('35b-a3b', 512, 1), ('35b-a3b', 32768, 1), ('27b', 32768, 1)):
+    "The two launches of attention apart, and programs per multiprocessor."
+    for name, n, W in (('8b', 512, 1), ('8b', 32768, 1), ('8b', 32768, 8), ('35b-a3b', 512, 1), ('35b-a3b', 32768, 1), ('27b', 32768, 1)):
         H, KV, D, *_ = SHAPES[name]
         sizes, group = 4*KV*D*n, H//KV
         layers = int(max(2, min(30, 2 + 150e6//sizes)))
         k, v = gpu.kv_tables(layers, n + 64, KV, D)
         k.normal_(); v.normal_()
-        positions, waves, rows = torch.arange(n - W, n, device='cuda'), gpu.WAVES, gpu.query_rows
-        for tried, heads in ((2, 8), (4, 8), (8, 8), (4, 4)):
-            if heads == 4 and W*group == 4: continue
-            gpu.WAVES, gpu.query_rows = tried, most(heads)
-            def part(i):
-                q = gpu.pack_queries(rand(W, H, D), KV)
-                return lambda: gpu.attend_part(q, k[i], v[i], positions, 1 << 30, D**-.5, None, 0, 0, W*group, group, D)
-            gpu.HEADS = heads
-            timed('attend', part, sizes, (True,), most=layers, width=W, context=n, shape=[name], waves=tried, heads=heads)
-        gpu.WAVES, gpu.query_rows, gpu.HEADS = waves, rows, 8
+        positions, waves = torch.arange(n - W, n, device='cuda'), gpu.WAVES
         q, out = gpu.pack_queries(rand(W, H, D), KV), torch.empty(W, H, D, device='cuda')
-        tiles = gpu.attend_part(q, k[0], v[0], positions, 1 << 30, D**-.5, None, 0, 0, W*group, group, D)
+        def part(i): return lambda: gpu.attend_part(q, k[i], v[i], positions, 1 << 30, D**-.5, None, 0, 0, W*group, group, D)
+        for gpu.WAVES in (4, 8, 16): timed('attend', part, sizes, (True,), most=layers, width=W, context=n, shape=[name], waves=gpu.WAVES)
+        gpu.WAVES, tiles = waves, part(0)()
         timed('combine tiles', lambda i: lambda: gpu.combine_part(*tiles, positions, 1 << 30, None, None, 0, group, out), 0, (True,), width=W, context=n, shape=[name])
-        del k, v
+        del k, v, tiles
 
 
 def time_net(widths=(1, 2, 4, 8, 64)):
@@ -354,7 +351,7 @@ def time_tokens():
         timed('embed', lambda i: lambda: gpu.embed(table, few), width=W, shape=[4096])
 
 
-TIMES = dict(small=time_small, parts=time_parts, attention=time_attention, net=time_net, experts=time_experts, tokens=time_tokens)
+TIMES = dict(attention=time_attention, small=time_small, parts=time_parts, net=time_net, experts=time_experts, tokens=time_tokens)
 
 
 def write(out, topic, rows):
@@ -372,18 +369,19 @@ def main():
     p.add_argument('what', choices=('check', 'time', 'all')); p.add_argument('groups', nargs='*'); p.add_argument('--out')
     a = p.parse_args()
     if a.what == 'check':
-        for g in a.groups or CHECKS: CHECKS[g](np.random.default_rng(1))
+        for g in a.groups or CHECKS: {**CHECKS, **WARM}[g](np.random.default_rng(1))
     if a.what == 'time':
         for g in a.groups or TIMES: TIMES[g]()
     if a.what != 'all': return
-    jobs = {g: subprocess.Popen([sys.executable, __file__, 'check', g], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for g in CHECKS}
+    began = time.time()
+    jobs = {g: subprocess.Popen([sys.executable, __file__, 'check', g], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for g in (*CHECKS, *WARM)}
     rows = []
     for g, job in jobs.items():
         stdout, stderr = job.communicate()
         if job.returncode: print(g, 'FAILED', stderr[-3000:], flush=True)
         rows += [json.loads(line) for line in stdout.splitlines() if line.startswith('{')]
     bad = [r for r in rows if r['value']]
-    print(f'{len(rows)} comparisons of {sum(r["n"] for r in rows)} values, {len(bad)} with differences', *bad[:40], sep='\n', flush=True)
+    print(round(time.time() - began), 's;', f'{len(rows)} comparisons of {sum(r["n"] for r in rows)} values, {len(bad)} with differences', *bad[:40], sep='\n', flush=True)
     if a.out: write(a.out, 'gpu-ops-bits', rows)
     for g in a.groups or TIMES:
         start = time.time()
