@@ -150,13 +150,13 @@ class Round:
         self.picked = torch.full((W, k + 1), E, dtype=torch.int32, device=device)        # the shared expert is the last
         self.steps = Steps(model.cfg, nets, W, device) if nets else None
 
-# %% ../nbs/11d_gpu_layers.ipynb #ff5704d7
+# %% ../nbs/11d_gpu_layers.ipynb #de6e1e9c
 def biases_of(layer, names): # tuple of float32 [n], or None
     "Biases of some projections."
     return tuple(getattr(layer, f"{name}_bias") for name in names)
 
 def attention_mixer(model: GpuModel, layer, x, # x: float32 [W, n_embd], the residual stream
-                    r: Round, angles): # angles: of layers without and with a window → float32 [W, n_head·D]
+                    r: Round, angles): # angles: of layers without and with a window → Acts, or float32 [W, n_head·D]
     "What attention answers, before its last product; writes the rows' keys and values to the cache first."
     cfg, s, W, local = model.cfg, r.state, r.W, cfg_local(model.cfg, layer)
     y = layer.qkv.matmuls(norm_quantize(x, layer.attn_norm, cfg.eps, layer.qkv.floats))
@@ -168,9 +168,10 @@ def attention_mixer(model: GpuModel, layer, x, # x: float32 [W, n_embd], the res
     biases = biases_of(layer, ("attn_q", "attn_k", "attn_v")) if cfg.qkv_bias else None
     keys, values = s.keys[layer.slot], s.values[layer.slot]
     q = heads(q, k, v, angles[local], r.positions, keys, values, norms, cfg.eps, cfg.rope_style, biases)
+    quantized = 256 % cfg.head_dim == 0 and layer.attn_output.type not in FLOAT_TYPES
     y = attention(q, keys, values, r.positions, cfg.n_head, cfg.window if local else 0, cfg.attn_scale,
-                  layer.attn_sinks if cfg.sinks else None, gate)
-    return y.reshape(W, -1)
+                  layer.attn_sinks if cfg.sinks else None, gate, quantized=quantized)
+    return y if quantized else y.reshape(W, -1)
 
 def cfg_local(cfg, layer) -> int: # 0 or 1
     "Whether a layer has a window."
