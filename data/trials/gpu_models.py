@@ -174,7 +174,7 @@ def small(like, type, **changes):
 # ---------------------------------------------------------------- timed on a GPU
 SHAPES = {"8b": "qwen3-8b", "27b": "qwen3.6-27b", "35b-a3b": "qwen3.6-35b-a3b", "30b-a3b": "qwen3-30b-a3b", "0.6b": "qwen3-0.6b"}
 
-def synthetic(like, layers=None, type="Q4_K_M"):
+def synthetic(like, layers=None, type="Q4_K_M", device="cuda"):
     "A GpuModel whose weights are random words of the right types, made on the device; bytes that a token reads."
     import torch
     from types import SimpleNamespace
@@ -184,7 +184,6 @@ def synthetic(like, layers=None, type="Q4_K_M"):
     from alphabook.synth import all_shapes, choose_shape, config_of, pick_type, vector_values
     s = choose_shape(like, layers, 0, {})
     cfg, rng, read = config_of(s), np.random.default_rng(1), 0
-    if not cfg.swa_layers: cfg = __import__("dataclasses").replace(cfg, swa_layers=(False,)*cfg.n_layer)
     tensors = {}
     for name, shape in all_shapes(s).items():
         t = TYPE[pick_type(name, shape, s, type)]
@@ -194,11 +193,11 @@ def synthetic(like, layers=None, type="Q4_K_M"):
         tensors[name] = SimpleNamespace(name=name, shape=shape, type=t, nbytes=nbytes, data=data)
         if len(shape) == 3: nbytes = nbytes*cfg.n_used//cfg.n_expert
         read += 0 if name == "token_embd.weight" and not cfg.tied else nbytes
-    g = torch.Generator(device="cuda").manual_seed(1)
+    g = torch.Generator(device=device).manual_seed(1)
     def words(n, nb, type):
         p = packing(type)
-        w = torch.randint(-2**31, 2**31 - 1, (n, nb, p.words), dtype=torch.int32, device="cuda", generator=g)
-        f = torch.randn((n, nb, 2*(p.words - p.o_float)), device="cuda", generator=g)*2e-5
+        w = torch.randint(-2**31, 2**31 - 1, (n, nb, p.words), dtype=torch.int32, device=device, generator=g)
+        f = torch.randn((n, nb, 2*(p.words - p.o_float)), device=device, generator=g)*2e-5
         w[:, :, p.o_float:] = (f.bfloat16() if p.brain else f.half()).view(torch.int32)
         return w
     def load_matrix(data, type, rows_only=False, device="cuda"):
@@ -213,7 +212,7 @@ def synthetic(like, layers=None, type="Q4_K_M"):
         shape = list(blocks[0].shape); shape[axis] = sum(b.shape[axis] for b in blocks)
         return np.broadcast_to(np.uint8(0), shape)
     old = gl.load_matrix, gl.load_experts, gl.np, gl.model_tensors
-    gl.load_matrix, gl.load_experts, gl.np = load_matrix, load_experts, SimpleNamespace(concatenate=concatenate, cumsum=np.cumsum)
+    gl.load_matrix, gl.load_experts, gl.np = load_matrix, load_experts, SimpleNamespace(concatenate=concatenate, cumsum=np.cumsum, delete=np.delete)
     gl.model_tensors = lambda mf, cfg: tensors
     try: return gl.GpuModel(SimpleNamespace(path=like), cfg), read
     finally: gl.load_matrix, gl.load_experts, gl.np, gl.model_tensors = old
@@ -261,7 +260,7 @@ def time_one(shape, out, widths, layers=None, deep=None, quick=False):
             if s.nets: cache.commit(513)
             if W == 64: at(512); model.run_round(cache, [token]*64, want=1)
         torch.cuda.synchronize()
-        return rows
+        return rows, {}
     for n in (64, 8):
         def go(): at(512); model.continue_greedily(cache, token, n)
         go(); sec, spread = seconds(go, 7)
@@ -307,8 +306,7 @@ def time_one(shape, out, widths, layers=None, deep=None, quick=False):
             def go(): at(n); model.continue_greedily(cache, token, 16)
             sec, spread = seconds(go, 3); row("decode", 1, n, 16/sec, "tok/s", spread/sec, 3)
             del cache, s; model.spare.clear(); torch.cuda.empty_cache()
-    Path(out, f"time-{shape}.json").write_text(json.dumps(dict(rows=rows, kernels=profile_), indent=1))
-    return rows
+    return rows, profile_
 
 def final(out, shapes, widths, seconds_, models):
     "Kernels compiled by a process per shape and width while some models are checked; then every shape is timed; in so many seconds."
@@ -324,26 +322,26 @@ def final(out, shapes, widths, seconds_, models):
             name = name_of(*MODELS[key]) if jobs is checks else key
             if jobs is checks and q.returncode == 0: done.append(json.loads(text.strip().splitlines()[-1]))
             print("ok" if q.returncode == 0 else "FAILED", name, round(time.time() - start), text.strip().splitlines()[-1][-700:] if jobs is checks or q.returncode else "", flush=True)
-    Path(out, "check.json").write_text(json.dumps(done, indent=1))
+    result = dict(checks=done, rows=[], kernels={})
     for s in shapes:
+        Path(out, "gpu-models.json").write_text(json.dumps(result))
         if time.time() - start > seconds_ - 6: print("not timed:", s, flush=True); continue
-        try: time_one(s, out, widths, deep=[32768] if s in ("27b", "35b-a3b") else None)
+        try: rows, result["kernels"][SHAPES[s]] = time_one(s, out, widths, deep=[32768] if s in ("27b", "35b-a3b") else None); result["rows"] += rows
         except Exception as e: print("FAILED", s, repr(e)[:300], flush=True)
         import gc, torch; gc.collect(); torch.cuda.empty_cache()
+    Path(out, "gpu-models.json").write_text(json.dumps(result))
     print(round(time.time() - start), "s", flush=True)
     engine()
 
 def results(out, commit):
-    "One file of the published schema from what `check` and `time` left in a folder."
+    "One file of the published schema from what `final` left in a folder."
     import datetime
     from alphabook.arithmetic import CONTRACT_VERSION
-    rows, checks = [], []
-    for f in sorted(Path(out).glob("time-*.json")): rows += [dict(r, mode="exact", drafter="none") for r in json.loads(f.read_text())["rows"]]
-    kernels = {f.stem[5:]: json.loads(f.read_text())["kernels"] for f in sorted(Path(out).glob("time-*.json"))}
-    for f in Path(out).glob("check.json"): checks = json.loads(f.read_text())
+    found = json.loads(Path(out, "gpu-models.json").read_text())
+    rows = [dict(r, mode="exact", drafter="none") for r in found["rows"]]
     date = datetime.date.today().isoformat()
     head = dict(topic="gpu-models", device="h200", date=date, commit=commit, command="python data/trials/gpu_models.py final", contract_version=CONTRACT_VERSION,
-                note="weights are random words of the right types, made on the device", checks=checks, kernels=kernels)
+                note="weights are random words of the right types, made on the device", checks=found["checks"], kernels=found["kernels"])
     text = json.dumps(head, indent=1)[:-2] + ',\n "rows": [\n' + ",\n".join("  " + json.dumps(r) for r in rows) + "\n ]\n}\n"
     path = ROOT/"data"/"results"/"h200"/f"gpu-models-{date}.json"
     path.write_text(text)
