@@ -341,7 +341,7 @@ def results(out, commit):
     rows = [dict(r, mode="exact", drafter="none") for r in found["rows"]]
     date = datetime.date.today().isoformat()
     head = dict(topic="gpu-models", device="h200", date=date, commit=commit, command="python data/trials/gpu_models.py final", contract_version=CONTRACT_VERSION,
-                note="weights are random words of the right types, made on the device", checks=found["checks"], kernels=found["kernels"])
+                note=found.get("note", "weights are random words of the right types, made on the device"), checks=found["checks"], kernels=found["kernels"])
     text = json.dumps(head, indent=1)[:-2] + ',\n "rows": [\n' + ",\n".join("  " + json.dumps(r) for r in rows) + "\n ]\n}\n"
     path = ROOT/"data"/"results"/"h200"/f"gpu-models-{date}.json"
     path.write_text(text)
