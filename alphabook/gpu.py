@@ -154,7 +154,7 @@ def k_pointwise(p_x, p_y, p_out, c, n, n_cols, x_row, y_row, y_col,
     y = tl.load(p_y + r*y_row + col*y_col, mask=i < n, other=0.0)
     tl.store(p_out + i, pointwise_(x, y, c, OP), mask=i < n)
 
-# %% ../nbs/10c_gpu.ipynb #ed5dd73a
+# %% ../nbs/10c_gpu.ipynb #e3b8403f
 def as_rows(x, # tensor [..., n], its last axis contiguous
             ): # view [N, n]
     "The same values as rows, without a copy."
@@ -165,7 +165,8 @@ def pointwise(op: str, # see `pointwise_`
               y = None, # float32 [..., n], or [..., 1] for one value per row
               c: float = 0.0): # float32 [..., n]
     "One of the operations that look at one place only."
-    out, rows, other = torch.empty(x.shape, dtype=torch.float32, device=x.device), as_rows(x), as_rows(x if y is None else y)
+    out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+    rows, other = as_rows(x), as_rows(x if y is None else y)
     y_col = 0 if other.shape[1] == 1 else 1
     launch(k_pointwise, (triton.cdiv(x.numel(), 1024),), rows, other, out, c, x.numel(), x.shape[-1], rows.stride(0),
            other.stride(0), y_col, OP=op, B=1024)
@@ -371,12 +372,12 @@ def whole_head(p_x, p_bias, p_w, p_cos, p_sin, eps, D: tl.constexpr,
         ys = ys + (rotated(p_x, p_bias, p_w, p_cos, p_sin, c + i, r, D, ROPE, NEOX, BIAS, NORM),)
     return ys
 
-# %% ../nbs/10c_gpu.ipynb #6cbf5144
+# %% ../nbs/10c_gpu.ipynb #de68adbf
 HEADS = 8                                                                         # most query heads of a program
 
 def query_rows(W: int, group: int) -> tuple: # (query heads of a KV head in all W rows, filled up; heads of a program)
     "How the queries of a round are laid out."
-    rows = triton.next_power_of_2(W*group)                                        # few layouts, so few kernels to compile
+    rows = triton.next_power_of_2(W*group)                                        # few layouts: few kernels to compile
     return rows, min(HEADS, rows)
 
 def pack_queries(q, # float32 [W, n_head, D]
@@ -391,7 +392,7 @@ def unpack_queries(q, W: int, D: int): # [n_kv_head, ⌈D⌉, ⌈W·group⌉], r
     "The way back, for tests; W·group must be the number of columns."
     return q[:, :D].reshape(len(q), D, W, -1).permute(2, 0, 3, 1).reshape(W, -1, D)
 
-# %% ../nbs/10c_gpu.ipynb #ac90a0c9
+# %% ../nbs/10c_gpu.ipynb #c94ba163
 @triton.jit
 def k_heads(p_q, p_k, p_v, p_q_bias, p_k_bias, p_v_bias, p_q_norm, p_k_norm, p_cos, p_sin, p_positions,
             p_out, p_keys, p_values, eps, q_row, q_head, k_row, v_row, n_head, n_kv_head, n_tiles, q_rows,
@@ -403,7 +404,8 @@ def k_heads(p_q, p_k, p_v, p_q_bias, p_k_bias, p_v_bias, p_q_norm, p_k_norm, p_c
     p_cos += w*(ROPE//2)
     p_sin += w*(ROPE//2)
     if h < n_head:
-        xs = whole_head(p_q + w*q_row + h*q_head, p_q_bias + h*D, p_q_norm, p_cos, p_sin, eps, D, ROPE, NEOX, BIAS, NORM)
+        xs = whole_head(p_q + w*q_row + h*q_head, p_q_bias + h*D, p_q_norm, p_cos, p_sin, eps, D, ROPE, NEOX, BIAS,
+                        NORM)
         group = n_head//n_kv_head
         p_out += (h//group)*KD*q_rows + w*group + h % group
         for c in tl.static_range(0, D, 32): tl.store(p_out + (c + i)*q_rows, xs[c//32])
@@ -418,7 +420,7 @@ def k_heads(p_q, p_k, p_v, p_q_bias, p_k_bias, p_v_bias, p_q_norm, p_k_norm, p_c
                 tl.store(p_keys + (c + i)*64, ks[c//32].to(tl.float16), mask=c + i < D)
                 tl.store(p_values + c + i, vs[c//32].to(tl.float16), mask=c + i < D)
 
-# %% ../nbs/10c_gpu.ipynb #bffb5edd
+# %% ../nbs/10c_gpu.ipynb #5c32b393
 def heads(q, # float32 [W, n_head, D]; a view of a wider product will do
           k, v, # float32 [W, n_kv_head·D], likewise
           angles, # (cos, sin), from `rope_angles`; None: no rotation
@@ -431,7 +433,8 @@ def heads(q, # float32 [W, n_head, D]; a view of a wider product will do
           ): # float32 [n_kv_head, ⌈D⌉, ⌈W·group⌉]: queries for `attention`, see `query_rows`
     "Bias, norm and rotate queries and keys; write keys and values, rounded once, to their tables."
     (W, n_head, D), n_kv_head = q.shape, len(keys)
-    out = torch.empty((n_kv_head, keys.shape[2], query_rows(W, n_head//n_kv_head)[0]), dtype=torch.float32, device=q.device)
+    rows, _ = query_rows(W, n_head//n_kv_head)
+    out = torch.empty((n_kv_head, keys.shape[2], rows), dtype=torch.float32, device=q.device)
     cos, sin = angles or (q, q)
     launch(k_heads, (W, n_head + n_kv_head), q, k, v, *(biases or (q, q, q)), *(norms or (q, q)), cos, sin, positions,
            out, keys, values, eps, q.stride(0), q.stride(1), k.stride(0), v.stride(0), n_head, n_kv_head, keys.shape[1],
@@ -490,17 +493,17 @@ def add_values(o, vs, p_p, i_head, START: tl.constexpr, H: tl.constexpr):
         for n in tl.static_range(8): o = tl.fma(ps[n][:, None], vs[start + n].to(tl.float32)[None, :], o)
     return o                                                                      # (H, D)
 
-# %% ../nbs/10c_gpu.ipynb #f22b05e0
+# %% ../nbs/10c_gpu.ipynb #05367478
 @triton.jit
 def k_attend(p_q, p_k, p_v, p_positions, p_chosen, p_p, p_m, p_l, p_o, scale, window, start, R, n_part,
              group, n_tiles, chosen_row, Q: tl.constexpr,
              D: tl.constexpr, KD: tl.constexpr, DP: tl.constexpr, H: tl.constexpr, GROUPS: tl.constexpr,
              BLOCK: tl.constexpr, PDL: tl.constexpr):
-    "Some tiles of H heads of one KV head: m, l [tile, kv, n_part] and o [tile, kv, n_part, D]. BLOCK: of `chosen`, or 0."
+    "Some tiles of H heads of one KV head: m, l [tile, kv, n_part], o [tile, kv, n_part, D]. BLOCK: of `chosen`, or 0."
     begin(PDL)
     chunk, kv, split, n_kv = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(1)
     i_head, j, d = tl.arange(0, H), tl.arange(0, 64), tl.arange(0, DP)
-    r = start + chunk*H + i_head                                                  # of R heads; the scratch begins at `start`
+    r = start + chunk*H + i_head                                                  # below R; scratch begins at `start`
     row, ok = tl.minimum(r, R - 1)//group, r < R
     pos = tl.load(p_positions + row).to(tl.int32)
     last = tl.max(pos, 0)
@@ -580,10 +583,10 @@ def chain(o, l, p_f, p_l, p_o, t, last, stride, ok_d, D: tl.constexpr, N: tl.con
         o = o*alpha[:, None] + os[n]*beta[:, None]
     return o, l
 
-# %% ../nbs/10c_gpu.ipynb #ff8cff8e
+# %% ../nbs/10c_gpu.ipynb #8b6dca8c
 @triton.jit
-def k_combine_tiles(p_m, p_l, p_o, p_positions, p_sinks, p_gate, p_f, p_out, window, start, group, n_head, n_part, n_tiles,
-                    gate_row, gate_head, S, p_q, p_a, p_s, p_m8, p_m16, p_d, p_fa,
+def k_combine_tiles(p_m, p_l, p_o, p_positions, p_sinks, p_gate, p_f, p_out, window, start, group, n_head, n_part,
+                    n_tiles, gate_row, gate_head, S, p_q, p_a, p_s, p_m8, p_m16, p_d, p_fa,
                     D: tl.constexpr, B: tl.constexpr, F: tl.constexpr, N: tl.constexpr, SINKS: tl.constexpr,
                     GATE: tl.constexpr, ACTS: tl.constexpr, PDL: tl.constexpr):
     "Heads of one row, 256 // B of them: their tiles in order, the sink, the division, the gate; floats or integers."
@@ -611,7 +614,9 @@ def k_combine_tiles(p_m, p_l, p_o, p_positions, p_sinks, p_gate, p_f, p_out, win
     y = tl.where(pos >= 0, tl.div_rn(o + 0.0, l[:, None]), 0.0)                   # a padding row has no tile
     if GATE: y = y*sigmoid(tl.load(p_gate + one*w*gate_row + head[:, None]*gate_head + d, mask=d < D, other=0.0))
     ok = (block*H + i < n_head)[:, None] & (d < D)
-    if ACTS: store_acts(tl.reshape(tl.where(ok, y, 0.0), [8, 2, 16]), w, block, S, p_q, p_a, p_s, p_m8, p_m16, p_d, p_fa)
+    if ACTS:
+        y = tl.reshape(tl.where(ok, y, 0.0), [8, 2, 16])
+        store_acts(y, w, block, S, p_q, p_a, p_s, p_m8, p_m16, p_d, p_fa)
     else: tl.store(p_out + (one*w*n_head + block*H + i)[:, None]*D + d, y, mask=ok)
 
 # %% ../nbs/10c_gpu.ipynb #925b2e10
@@ -623,22 +628,23 @@ def spread(n_kv: int, chunks: int, tiles: int, device) -> int: # programs that s
     cores = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
     return max(1, min(tiles, triton.cdiv(WAVES*cores, n_kv*chunks)))
 
-# %% ../nbs/10c_gpu.ipynb #4bbf6940
-def attend_part(q, k, v, positions, window, scale, chosen, block, start, n, group, D): # as in `attention`; heads start … start + n
-    "Tiles of some of the query heads: m, l and o."
+# %% ../nbs/10c_gpu.ipynb #88e1b099
+def attend_part(q, k, v, positions, window, scale, chosen, block, start, n, group, D): # as in `attention`
+    "Tiles of query heads start … start + n of every KV head: m, l and o."
     (n_kv, tiles, KD), device, H = k.shape[:3], q.device, min(HEADS, q.shape[2])
     chunks = triton.cdiv(n, H)
     splits = spread(n_kv, chunks, tiles, device)
     empty = lambda *shape: torch.empty(shape, dtype=torch.float32, device=device)
-    p, m, l, o = empty(chunks*splits*n_kv, 64, H), empty(tiles, n_kv, n), empty(tiles, n_kv, n), empty(tiles, n_kv, n, D)
+    p, o = empty(chunks*splits*n_kv, 64, H), empty(tiles, n_kv, n, D)
+    m, l = empty(tiles, n_kv, n), empty(tiles, n_kv, n)
     groups = max(g for g in (1, 2, 4) if 32*g <= max(D, 32))                      # a warp each
-    launch(k_attend, (chunks, n_kv, splits), q, k, v, positions, q if chosen is None else chosen, p, m, l, o, scale, window,
-           start, start + n, n, group, tiles, 0 if chosen is None else chosen.shape[1], warps=groups, Q=q.shape[2],
-           D=D, KD=KD, DP=triton.next_power_of_2(D), H=H, GROUPS=groups, BLOCK=block)
+    launch(k_attend, (chunks, n_kv, splits), q, k, v, positions, q if chosen is None else chosen, p, m, l, o, scale,
+           window, start, start + n, n, group, tiles, 0 if chosen is None else chosen.shape[1], warps=groups,
+           Q=q.shape[2], D=D, KD=KD, DP=triton.next_power_of_2(D), H=H, GROUPS=groups, BLOCK=block)
     return m, l, o
 
-# %% ../nbs/10c_gpu.ipynb #74a57784
-def combine_part(m, l, o, positions, window, sinks, gate, start, group, n_head, out): # out: float32 [W, n_head, D] or Acts
+# %% ../nbs/10c_gpu.ipynb #532255ee
+def combine_part(m, l, o, positions, window, sinks, gate, start, group, n_head, out): # out: [W, n_head, D] or Acts
     "The tiles of some rows, in order."
     tiles, n_kv, n, D = o.shape
     B, none, acts = max(32, triton.next_power_of_2(D)), lambda t: m if t is None else t, isinstance(out, Acts)
@@ -646,11 +652,11 @@ def combine_part(m, l, o, positions, window, sinks, gate, start, group, n_head, 
     f = torch.empty((n//group*blocks*(256//B), tiles), dtype=torch.int64, device=m.device)
     strides = (0, 0) if gate is None else gate.stride()[:2]
     parts = (out.q, out.a, out.s, out.m8, out.m16, out.d, out.f) if acts else (m,)*7
-    launch(k_combine_tiles, (n//group, blocks), m, l, o, positions, none(sinks), none(gate), f, m if acts else out, window,
-           start, group, n_head, n, tiles, *strides, -(-len(positions)//8)*8, *parts, warps=8, D=D, B=B,
+    launch(k_combine_tiles, (n//group, blocks), m, l, o, positions, none(sinks), none(gate), f, m if acts else out,
+           window, start, group, n_head, n, tiles, *strides, -(-len(positions)//8)*8, *parts, warps=8, D=D, B=B,
            F=512 if B >= 128 else 128, N=32 if n <= 8*group else 16, SINKS=sinks is not None, GATE=gate is not None, ACTS=acts)
 
-# %% ../nbs/10c_gpu.ipynb #ef3bd21a
+# %% ../nbs/10c_gpu.ipynb #18021bec
 def attention(q, # float32 [n_kv_head, ⌈D⌉, ⌈W·group⌉], from `heads` or `pack_queries`
               k, v, # tables of one layer, see `kv_tables`; written up to the largest position
               positions, # int [W], on the device
@@ -665,8 +671,10 @@ def attention(q, # float32 [n_kv_head, ⌈D⌉, ⌈W·group⌉], from `heads` or
               ): # float32 [W, n_head, D], or Acts
     "Causal attention with grouped query heads, tiles of 64 absolute positions, combined in order."
     (n_kv, tiles), D, group, W = k.shape[:2], v.shape[2], n_head//len(k), len(positions)
-    if D > 256 or quantized and 256 % D: raise ValueError(f"attention: heads of {D} values: at most 256, or a part of 256")
-    out = empty_acts(W, n_head*D, q.device) if quantized else torch.empty((W, n_head, D), dtype=torch.float32, device=q.device)
+    if D > 256 or quantized and 256 % D:
+        raise ValueError(f"attention: heads of {D} values: at most 256, or a part of 256")
+    if quantized: out = empty_acts(W, n_head*D, q.device)
+    else: out = torch.empty((W, n_head, D), dtype=torch.float32, device=q.device)
     rows, window = max(1, SCRATCH//(4*tiles*n_head*(D + 2))), window or 1 << 30
     for w in range(0, W, rows):
         start, n = w*group, min(rows, W - w)*group
@@ -836,9 +844,10 @@ def likeliest(x, top, top_p, r): # top_p in units of 2⁻³²; the likeliest fir
     need = top_p*(total >> 32) + (low >> 32).to(tl.int64)                        # ⌈top_p·total⌉
     return (cum - w < need) | (r == 0)
 
-# %% ../nbs/10c_gpu.ipynb #f17fe865
+# %% ../nbs/10c_gpu.ipynb #8d1c64bc
 @triton.jit
-def k_sample(p_ids, p_logits, p_positions, p_temp, p_top_p, p_min_p, p_seed, p_out, k, KP: tl.constexpr, PDL: tl.constexpr):
+def k_sample(p_ids, p_logits, p_positions, p_temp, p_top_p, p_min_p, p_seed, p_out, k,
+             KP: tl.constexpr, PDL: tl.constexpr):
     "The token of one row, from its k largest logits."
     begin(PDL)
     w, r = tl.program_id(0), tl.arange(0, KP)
@@ -856,11 +865,13 @@ def k_sample(p_ids, p_logits, p_positions, p_temp, p_top_p, p_min_p, p_seed, p_o
     chosen = tl.min(tl.where(keep & (cum > target), ids, 0x7FFFFFFF), 0)
     tl.store(p_out + w, tl.where(temp > 0.0, chosen, best))
 
-# %% ../nbs/10c_gpu.ipynb #fb821262
-def sampling_buffers(temp: float = 0.0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 0, device = "cuda") -> tuple:
+# %% ../nbs/10c_gpu.ipynb #a6079bcf
+def sampling_buffers(temp: float = 0.0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 0,
+                     device = "cuda") -> tuple:
     "Parameters of `sample` on the device: temp, top_p, min_p, seed; copy new ones into them between rounds."
     fixed = int(top_p*2**32) if top_p < 1 else 2**32
-    values = ((temp, torch.float32), (fixed, torch.int64), (min_p, torch.float32), (seed - (seed >> 63 << 64), torch.int64))
+    seed -= seed >> 63 << 64                                                      # the same 64 bits, signed
+    values = (temp, torch.float32), (fixed, torch.int64), (min_p, torch.float32), (seed, torch.int64)
     return tuple(torch.tensor([value], dtype=dtype, device=device) for value, dtype in values)
 
 def sample(ids, logits, # int64 and float32 [W, k], from `top_k` with the sampler's k

@@ -51,7 +51,7 @@ def k_route(p_x, p_bias, p_ids, p_weights, scale, x_row, id_row,
     tl.store(p_ids + w*id_row + r, chosen.to(tl.int32), mask=r < K)
     tl.store(p_weights + w*K + r, weights if scale == 1.0 else weights*scale, mask=r < K)
 
-# %% ../nbs/10d_gpu_hybrid.ipynb #e475f36c
+# %% ../nbs/10d_gpu_hybrid.ipynb #82f55192
 def route(logits, # float32 [W, E]
           k: int, # experts per row, ≤ E
           renormalise: bool = True, # the weights of the chosen add up to 1
@@ -64,15 +64,15 @@ def route(logits, # float32 [W, E]
     ids = torch.empty((W, k), dtype=torch.int32, device=logits.device) if out is None else out
     weights = torch.empty((W, k), dtype=torch.float32, device=logits.device)
     if bias is not None and not renormalise: logits, bias = pointwise("add", logits, bias.expand(W, E)), None
-    launch(k_route, (W,), logits, logits if bias is None else bias, ids, weights, float(scale), logits.stride(0), ids.stride(0),
-           warps=1, E=E, EP=triton.next_power_of_2(E), K=k, KP=triton.next_power_of_2(k), L=n_lanes(E), BIAS=bias is not None,
-           SHARE=not renormalise)
+    launch(k_route, (W,), logits, logits if bias is None else bias, ids, weights, float(scale), logits.stride(0),
+           ids.stride(0), warps=1, E=E, EP=triton.next_power_of_2(E), K=k, KP=triton.next_power_of_2(k), L=n_lanes(E),
+           BIAS=bias is not None, SHARE=not renormalise)
     return ids, weights
 
-# %% ../nbs/10d_gpu_hybrid.ipynb #0bc761b9
+# %% ../nbs/10d_gpu_hybrid.ipynb #37264448
 @triton.jit
-def k_combine(p_y, p_weights, p_shared, p_gate, p_x, p_out, n, y_row, s_row, g_row, K: tl.constexpr, SHARED: tl.constexpr,
-              ADD: tl.constexpr, B: tl.constexpr, PDL: tl.constexpr):
+def k_combine(p_y, p_weights, p_shared, p_gate, p_x, p_out, n, y_row, s_row, g_row, K: tl.constexpr,
+              SHARED: tl.constexpr, ADD: tl.constexpr, B: tl.constexpr, PDL: tl.constexpr):
     "A piece of one row: x + (Σ weight·y + shared·sigmoid(gate))."
     begin(PDL)
     w, i = tl.program_id(1).to(tl.int64), tl.program_id(0)*B + tl.arange(0, B)
@@ -84,19 +84,20 @@ def k_combine(p_y, p_weights, p_shared, p_gate, p_x, p_out, n, y_row, s_row, g_r
     if ADD: acc = tl.load(p_x + w*n + i, mask=i < n, other=0.0) + acc
     tl.store(p_out + w*n + i, acc, mask=i < n)
 
-# %% ../nbs/10d_gpu_hybrid.ipynb #5717ad6d
-def combine(y, # float32 [W, k, n]: what the chosen experts said, in rank order; rows may lie apart, of `shared` and `gate` too
+# %% ../nbs/10d_gpu_hybrid.ipynb #66a95a5e
+def combine(y, # float32 [W, k, n]: what the chosen experts said, in rank order; rows may lie apart, also below
             weights, # float32 [W, k], from `route`
             shared = None, # float32 [W, n]: what the shared expert said
             gate = None, # float32 [W, 1]: its gate
             x = None, # float32 [W, n]: the residual stream
             ): # float32 [W, n]
-    "Weighted sum over the experts: acc = fma(weight, y, acc) in rank order from +0.0; then x + (acc + shared·sigmoid(gate))."
+    "x + (acc + shared·sigmoid(gate)), acc = fma(weight, y, acc) over the experts in rank order from +0.0."
     W, k, n = y.shape
     out = torch.empty((W, n), dtype=torch.float32, device=y.device)
     none = lambda t: y if t is None else t
     launch(k_combine, (triton.cdiv(n, 256), W), y, weights, none(shared), none(gate), none(x), out, n, y.stride(0),
-           none(shared).stride(0), none(gate).stride(0), warps=2, K=k, SHARED=shared is not None, ADD=x is not None, B=256)
+           none(shared).stride(0), none(gate).stride(0), warps=2, K=k, SHARED=shared is not None, ADD=x is not None,
+           B=256)
     return out
 
 # %% ../nbs/10d_gpu_hybrid.ipynb #cc5e66d3
@@ -121,7 +122,7 @@ def k_gated_norm(p_o, p_w, p_z, p_out, eps, n_heads, z_row, z_head,
         y = ((xs[n]*r)*ws[n])*(silu(zs[n]) if SILU else sigmoid(zs[n]))
         tl.store(p_out + at*N + n*L + i, y, mask=n*L + i < N)
 
-# %% ../nbs/10d_gpu_hybrid.ipynb #7ee9fe72
+# %% ../nbs/10d_gpu_hybrid.ipynb #d5e25a25
 def gated_norm(o, # float32 [W, heads, D]: what the heads answer
                w, # float32 [D]
                eps: float, # added to the mean square
@@ -130,17 +131,17 @@ def gated_norm(o, # float32 [W, heads, D]: what the heads answer
                ): # float32 [W, heads, D]
     "rms_norm(o, w, eps)·silu(z), or ·sigmoid(z)."
     out, D = torch.empty_like(o), o.shape[-1]
-    launch(k_gated_norm, (o.numel()//D,), o, w, z, out, eps, o.shape[1], z.stride(0), z.stride(1), warps=1, N=D, L=n_lanes(D),
-           SILU=kind == "silu")
+    launch(k_gated_norm, (o.numel()//D,), o, w, z, out, eps, o.shape[1], z.stride(0), z.stride(1), warps=1, N=D,
+           L=n_lanes(D), SILU=kind == "silu")
     return out
 
-# %% ../nbs/10d_gpu_hybrid.ipynb #c5ba1840
+# %% ../nbs/10d_gpu_hybrid.ipynb #ff851b15
 @triton.jit
 def convolved(p_window, p_rows, p_w, t, c, ok, D: tl.constexpr, TAPS: tl.constexpr, STEP: tl.constexpr, row):
     "silu of the convolution at row t of the round, channels c; D rows of window."
     y = tl.zeros(c.shape, tl.float32)
     for k in tl.static_range(TAPS):
-        n = t + k*STEP - D                                                        # row of the round; negative: of the window
+        n = t + k*STEP - D                                                        # negative: a row of the window
         p = p_window + (n + D)*row
         if n >= 0: p = p_rows + n*row
         y = tl.fma(tl.load(p_w + c*TAPS + k, mask=ok, other=0.0), tl.load(p + c, mask=ok, other=0.0), y)
@@ -155,7 +156,7 @@ def k_conv(p_window, p_rows, p_w, p_out, n, D: tl.constexpr, TAPS: tl.constexpr,
     t, c = tl.program_id(1).to(tl.int64), tl.program_id(0)*B + tl.arange(0, B)
     tl.store(p_out + t*n + c, convolved(p_window, p_rows, p_w, t, c, c < n, D, TAPS, STEP, n), mask=c < n)
 
-# %% ../nbs/10d_gpu_hybrid.ipynb #3a5c71f1
+# %% ../nbs/10d_gpu_hybrid.ipynb #68c67e7e
 def conv_silu(window, # float32 [D, C]: the rows before the round, D = (K − 1)·dilation
               rows, # float32 [W, C]: the round's
               w, # float32 [C, K]: taps of each channel, oldest first
@@ -164,8 +165,8 @@ def conv_silu(window, # float32 [D, C]: the rows before the round, D = (K − 1)
     "Causal convolution of each channel by itself, then SiLU; the spec's `conv_silu` of both parts together."
     (W, C), K = rows.shape, w.shape[1]
     out = torch.empty_like(rows)
-    launch(k_conv, (triton.cdiv(C, 256), W), window if len(window) else rows, rows, w, out, C, warps=2, D=(K - 1)*dilation,
-           TAPS=K, STEP=dilation, B=256)
+    launch(k_conv, (triton.cdiv(C, 256), W), window if len(window) else rows, rows, w, out, C, warps=2,
+           D=(K - 1)*dilation, TAPS=K, STEP=dilation, B=256)
     return out
 
 # %% ../nbs/10d_gpu_hybrid.ipynb #84b42710
@@ -201,7 +202,7 @@ def k_gdn_inputs(p_window, p_rows, p_w, p_alpha, p_b, p_a, p_bias, p_q, p_k, p_v
             y = ys[c//32]*r                                                       # a value times 1 is itself
             tl.store(p + c + i, tl.where(h < K, y*q_scale, y), mask=c + i < D)
 
-# %% ../nbs/10d_gpu_hybrid.ipynb #5c064b52
+# %% ../nbs/10d_gpu_hybrid.ipynb #a5ab9b07
 def gdn_inputs(window, # float32 [TAPS − 1, C], C = (2K + V)·D: the rows before the round
                rows, # float32 [W, C]: the round's
                conv, # float32 [C, TAPS]
@@ -216,8 +217,8 @@ def gdn_inputs(window, # float32 [TAPS − 1, C], C = (2K + V)·D: the rows befo
     D = rows.shape[1]//(2*K + V)
     empty = lambda *shape: torch.empty(shape, dtype=torch.float32, device=rows.device)
     out = out or (empty(W, K, D), empty(W, K, D), empty(W, V, D), empty(W, V), empty(W, V))
-    launch(k_gdn_inputs, (2*K + V + 1, W), window, rows, conv, alpha, b, a, dt_bias, *out, D**-0.5, eps, alpha.stride(0),
-           alpha.stride(1), alpha.shape[2], warps=1, K=K, V=V, VP=triton.next_power_of_2(V), D=D, TAPS=conv.shape[1])
+    launch(k_gdn_inputs, (2*K + V + 1, W), window, rows, conv, alpha, b, a, dt_bias, *out, D**-0.5, eps,
+           alpha.stride(0), alpha.stride(1), alpha.shape[2], warps=1, K=K, V=V, VP=triton.next_power_of_2(V), D=D, TAPS=conv.shape[1])
     return out
 
 # %% ../nbs/10d_gpu_hybrid.ipynb #6c1086d5
@@ -317,7 +318,7 @@ def k_gdn(p_S, p_new, p_q, p_k, p_v, p_decay, p_beta, p_o, p_turn, p_rows, W, s_
                 tl.store(p_o + (w*V + h)*D + i, dot_rows(s0, s1, s2, s3, q0, q1, q2, q3, D), mask=i < D)
         store_state(p_new + o_S, i, s0, s1, s2, s3, D)
 
-# %% ../nbs/10d_gpu_hybrid.ipynb #c155b114
+# %% ../nbs/10d_gpu_hybrid.ipynb #8419c712
 def check_gdn(S, v): # state [..., V, D, D], values [..., D]
     "ValueError for what the kernel does not do."
     if S.shape[-1] > 128: raise ValueError(f"gdn: heads of {S.shape[-1]} values: at most 128")
@@ -337,10 +338,11 @@ def gdn(S, # float32 [V, D, D], or [2, V, D, D] with `turn`: the state before; n
     new = S if turn is not None else torch.empty_like(S) if out is None else out
     o, B = torch.empty_like(v), 4
     launch(k_gdn, (triton.cdiv(D, B), V, 1), S, new, q, k, v, decay, beta, o, q if turn is None else turn, q, W,
-           0 if turn is None else S.stride(0), 0, warps=1, K=K, V=V, D=D, B=B, TILED=tiled, TURNS=turn is not None, REPLAY=False)
+           0 if turn is None else S.stride(0), 0, warps=1, K=K, V=V, D=D, B=B, TILED=tiled, TURNS=turn is not None,
+           REPLAY=False)
     return o, new
 
-# %% ../nbs/10d_gpu_hybrid.ipynb #b79d2891
+# %% ../nbs/10d_gpu_hybrid.ipynb #f87a88c5
 def replay(S, # float32 [2, layers, V, D, D]: S[turn] is the state before the round
            k, v, decay, beta, # of the round's W rows, [layers, W, …]
            turn, # int32 [1]
@@ -349,15 +351,17 @@ def replay(S, # float32 [2, layers, V, D, D]: S[turn] is the state before the ro
     "S[1 − turn] after the accepted rows of a round, for all layers at once; all W accepted: it is there already."
     layers, W, V, D = v.shape
     check_gdn(S, v)
-    launch(k_gdn, (triton.cdiv(D, 4), V, layers), S, S, k, k, v, decay, beta, k, turn, rows, W, layers*V*D*D, V*D*D, warps=1,
-           K=k.shape[2], V=V, D=D, B=4, TILED=tiled, TURNS=True, REPLAY=True)
+    launch(k_gdn, (triton.cdiv(D, 4), V, layers), S, S, k, k, v, decay, beta, k, turn, rows, W, layers*V*D*D, V*D*D,
+           warps=1, K=k.shape[2], V=V, D=D, B=4, TILED=tiled, TURNS=True, REPLAY=True)
 
-# %% ../nbs/10d_gpu_hybrid.ipynb #4c38b05b
+# %% ../nbs/10d_gpu_hybrid.ipynb #d1f9f94c
 @triton.jit
-def k_commit(p_windows, p_kept, p_turn, p_rows, W, C, DP: tl.constexpr, D: tl.constexpr, B: tl.constexpr, PDL: tl.constexpr):
+def k_commit(p_windows, p_kept, p_turn, p_rows, W, C, DP: tl.constexpr, D: tl.constexpr, B: tl.constexpr,
+             PDL: tl.constexpr):
     "B channels of one layer's window: the last D of its rows and the accepted ones."
     begin(PDL)
-    layer, c, i = tl.program_id(1).to(tl.int64), tl.program_id(0)*B + tl.arange(0, B)[None, :], tl.arange(0, DP)[:, None]
+    layer, i = tl.program_id(1).to(tl.int64), tl.arange(0, DP)[:, None]
+    c = tl.program_id(0)*B + tl.arange(0, B)[None, :]
     n, ok = tl.load(p_rows), (c < C) & (i < D)
     p_window, at = p_windows + layer*D*C, i + n                                   # row of window and kept rows together
     old = tl.load(p_window + at*C + c, mask=ok & (at < D), other=0.0)

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 ROOT = Path(__file__).parents[1]
 TRIAL = ROOT/"data"/"trials"/"gpu_products.py"
-MAIN = ["Q4_K", "Q6_K", "Q8_0", "Q4_1", "IQ4_XS", "Q2_K"]        # each kind of code, block, group and offset
+MAIN = ["Q4_K", "Q6_K", "Q4_1", "IQ4_XS"]        # each kind of code, block, group and offset
 
 def script(text: str, interpret: bool = True) -> str:
     "What a script prints, in a process of its own: Triton decides at its import who runs kernels."
@@ -29,10 +29,10 @@ def check(call: str) -> tuple:
 
 @pytest.mark.parametrize("type", MAIN)
 def test_products_of_every_kind(type):
-    "One and nine columns, ragged rows and weights, added rows and biases; sums near their bounds."
-    shapes = [(20, 608 if type in ("Q8_0", "Q4_1") else 768, False), (20, 512, False), (16, 256, True)]
+    "One and nine columns, rows and weights that fill no tile; sums near their bounds."
+    shapes = [(20, 608 if type == "Q4_1" else 768, False), (16, 256, True)]
     n, bad, where = check(f"check_products({type!r}, {shapes}, (1, 9), 'cpu', rng)")
-    assert n > 2000 and bad == 0, where
+    assert n > 1000 and bad == 0, where
 
 def test_long_rows_use_another_kernel():
     "More than eight superblocks: sums between passes, and the kernel for many columns."

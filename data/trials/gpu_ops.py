@@ -16,12 +16,13 @@ if (ROOT / 'alphabook').is_dir(): sys.path.insert(0, str(ROOT))
 import alphabook.streams as spec
 from alphabook import elementary, gpu, gpu_hybrid
 from alphabook.blocks import decode, random_blocks
+from alphabook.gpu_products import Acts
 
 SHAPES = {  # query heads, KV heads, head size, rope, gated
     '0.6b': (16, 8, 128, 128, False), '8b': (32, 8, 128, 128, False), '30b-a3b': (32, 4, 128, 128, False),
     '27b': (24, 4, 256, 64, True), '35b-a3b': (16, 2, 256, 64, True), 'gpt-oss-20b': (64, 8, 64, 64, False)}
 NETS = {'35b-a3b': (16, 32, 128), '27b': (16, 48, 128)}           # key heads, value heads, size
-ROWS = []
+ROWS, DEADLINE = [], [math.inf]
 
 
 def row(**fields):
@@ -39,10 +40,11 @@ def normal(rng, *shape): return rng.normal(size=shape).astype(np.float32)
 
 def compare(arm, mine, want, **fields):
     "How many values differ in any bit."
+    if isinstance(mine, Acts): mine, want = acts_parts(mine), acts_parts(want)
     mine, want = (x if isinstance(x, tuple) else (x,) for x in (mine, want))
     total = wrong = 0
     for m, w in zip(mine, want, strict=True):
-        m, w = m.cpu().numpy(), np.asarray(w)
+        m, w = m.cpu().numpy(), w.cpu().numpy() if isinstance(w, torch.Tensor) else np.asarray(w)
         assert m.shape == w.shape and m.dtype.itemsize == w.dtype.itemsize, (arm, m.shape, w.shape, m.dtype, w.dtype)
         kind = {2: np.int16, 4: np.int32, 8: np.int64}[m.dtype.itemsize]
         total += m.size
@@ -51,6 +53,13 @@ def compare(arm, mine, want, **fields):
 
 
 # ---------------------------------------------------------------- bits
+def acts_parts(x):
+    "What of quantized activations belongs to their rows, as numpy arrays; and the same as tensors."
+    used = -(-x.W//8)*8
+    parts = x.q.view(-1, used, 64)[:, :x.W], x.a.view(-1, used)[:, :x.W], x.s.view(-1, used)[:, :x.W], x.d.view(-1, used)[:, :x.W]
+    return tuple(p.to(torch.int32) if p.dtype == torch.int8 else p for p in parts)
+
+
 def check_pointwise(rng):
     x = np.concatenate([normal(rng, 1 << 18)*s for s in (1e-3, 1, 30, 1e4)])
     bits = rng.integers(0, 1 << 32, 1 << 20, dtype=np.uint32).view(np.float32)
@@ -129,6 +138,7 @@ def check_attention(rng, i):
     shape = [name, len(positions), max(positions) + 1]
     compare('attention', gpu.attention(*args), want, shape=shape)
     compare('attention, gated', gpu.attention(*args, gate=to(gate)), spec.sigmoid_gate(want, gate), shape=shape)
+    if 256 % D == 0: compare('attention, quantized', gpu.attention(*args, gate=to(gate), quantized=True), gpu.quantize(gpu.attention(*args, gate=to(gate)).view(len(positions), -1)), shape=shape)
     alone = [gpu.attention(gpu.pack_queries(to(q[n:n + 1]), KV), keys, values, args[3][n:n + 1], *args[4:]) for n in range(len(positions))]
     compare('attention, row by row', torch.cat(alone), want, shape=shape)
 
@@ -234,6 +244,7 @@ def replayed(launches, n=7):
 
 def timed(arm, make, bytes_each=0, pdls=(True, False), most=48, **fields):
     "make(i) → a function that launches on the i-th set of buffers."
+    if time.time() > DEADLINE[0]: raise TimeoutError('out of time')
     copies = int(max(2, min(most, 2 + 150e6//max(1, bytes_each))))
     launches = [make(i) for i in range(copies)]
     for pdl in pdls:
@@ -274,7 +285,7 @@ def time_attention(shapes=('0.6b', '8b', '27b', '35b-a3b'), contexts=(512, 4096,
             layers = 2 if brief else int(max(2, min(40, 2 + 150e6//sizes)))
             k, v = gpu.kv_tables(layers, n + 64, KV, D)
             k.normal_(); v.normal_()
-            for W in {512: (1, 2, 4, 8, 64), 4096: (1, 8, 64), 32768: (1, 8), 131072: (1,)}[n]:
+            for W in {512: (1, 2, 8, 64), 4096: (1, 8), 32768: (1, 8), 131072: (1,)}[n]:
                 positions = torch.arange(n - W, n, device='cuda')
                 def make(i):
                     q = gpu.pack_queries(rand(W, H, D), KV)
@@ -298,7 +309,7 @@ def time_parts():
         def part(i): return lambda: gpu.attend_part(q, k[i], v[i], positions, 1 << 30, D**-.5, None, 0, 0, W*group, group, D)
         for gpu.WAVES in (4, 8, 16): timed('attend', part, sizes, (True,), most=layers, width=W, context=n, shape=[name], waves=gpu.WAVES)
         gpu.WAVES, tiles = waves, part(0)()
-        timed('combine tiles', lambda i: lambda: gpu.combine_part(*tiles, positions, 1 << 30, None, None, 0, group, out), 0, (True,), width=W, context=n, shape=[name])
+        timed('combine tiles', lambda i: lambda: gpu.combine_part(*tiles, positions, 1 << 30, None, None, 0, group, H, out), 0, (True,), width=W, context=n, shape=[name])
         del k, v, tiles
 
 
@@ -366,7 +377,7 @@ def write(out, topic, rows):
 
 def main():
     p = argparse.ArgumentParser()
-    p.add_argument('what', choices=('check', 'time', 'all')); p.add_argument('groups', nargs='*'); p.add_argument('--out')
+    p.add_argument('what', choices=('check', 'time', 'all')); p.add_argument('groups', nargs='*'); p.add_argument('--out'); p.add_argument('--seconds', type=float, default=1e9, help='of `all`; what does not fit is left out')
     a = p.parse_args()
     if a.what == 'check':
         for g in a.groups or CHECKS: {**CHECKS, **WARM}[g](np.random.default_rng(1))
@@ -377,15 +388,21 @@ def main():
     jobs = {g: subprocess.Popen([sys.executable, __file__, 'check', g], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for g in (*CHECKS, *WARM)}
     rows = []
     for g, job in jobs.items():
-        stdout, stderr = job.communicate()
-        if job.returncode: print(g, 'FAILED', stderr[-3000:], flush=True)
+        try: stdout, stderr = job.communicate(timeout=max(1, began + .65*a.seconds - time.time()))
+        except subprocess.TimeoutExpired:
+            job.kill()
+            stdout, stderr = job.communicate()
+            print(g, 'not finished in time', flush=True)
+        if job.returncode > 0: print(g, 'FAILED', stderr[-3000:], flush=True)
         rows += [json.loads(line) for line in stdout.splitlines() if line.startswith('{')]
     bad = [r for r in rows if r['value']]
     print(round(time.time() - began), 's;', f'{len(rows)} comparisons of {sum(r["n"] for r in rows)} values, {len(bad)} with differences', *bad[:40], sep='\n', flush=True)
     if a.out: write(a.out, 'gpu-ops-bits', rows)
+    DEADLINE[0] = began + a.seconds - 3
     for g in a.groups or TIMES:
         start = time.time()
         try: TIMES[g]()
+        except TimeoutError: print(g, 'cut short', flush=True)
         except Exception as e: print(g, 'FAILED', repr(e)[:2000], flush=True)
         print(g, round(time.time() - start), 's', flush=True)
     if a.out: write(a.out, 'gpu-ops', ROWS)
