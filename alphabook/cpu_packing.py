@@ -7,7 +7,7 @@ __all__ = ['TABLES', 'row_bytes', 'row_shorts', 'row_words', 'store_bytes', 'sto
            'packing', 'four_words', 'widen', 'eight_words', 'on_top', 'single_bits', 'cut', 'above', 'halves_of_powers',
            'pack', 'packer', 'pack_view', 'release', 'aligned', 'Matrix', 'own_rows', 'fetch_rows']
 
-# %% ../nbs/09c_cpu_packing.ipynb #b47ab364
+# %% ../nbs/09c_cpu_packing.ipynb #24d76570
 import functools, mmap
 from dataclasses import dataclass
 
@@ -17,13 +17,13 @@ from numba import njit, typeof, types
 from numba.extending import intrinsic
 
 import alphabook.codebooks                     # registers the IQ, TQ and MXFP4 formats
-from .blocks import FLOAT_TYPES, IntView, format_of, int_view
+from .blocks import FLOAT_TYPES, IntView, format_of
 from .codebooks import EVEN_SIGNS, FP4_VALUES, GRID, IQ4_VALUES, SIGNS
 from .modelfile import TYPE
 from .tape import argument_words, call, kernel, share, trampoline
 from .vectors import (
     BYTES, FLOATS, LANES, WORDS, Code, _address, _constant, _spread, _widen_halves, add, constant, fmul, moves,
-    spread_float, store_floats, store_words)
+    spread_float, store_floats)
 
 # %% ../nbs/09c_cpu_packing.ipynb #f14b1122
 @dataclass(frozen=True)

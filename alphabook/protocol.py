@@ -142,7 +142,7 @@ def generate_some(path: str, threads: int, n_ctx: int, n: int):
     print(*ids, flush=True)
     print(peak_bytes(), cache_size(session.cache), flush=True)
 
-# %% ../nbs/25c_protocol.ipynb #ae558855
+# %% ../nbs/25c_protocol.ipynb #f280ded5
 def start_turn(path, threads: int, n_ctx: int,
                cold: bool = False, # without compiled kernels
                n: int = DECODED, # tokens
@@ -152,7 +152,7 @@ def start_turn(path, threads: int, n_ctx: int,
     with tempfile.TemporaryDirectory() as empty:
         env, start = os.environ | ({"NUMBA_CACHE_DIR": empty} if cold else {}), time.perf_counter()
         with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env) as p:
-            first, seconds = p.stdout.readline(), time.perf_counter() - start
+            _, seconds = p.stdout.readline(), time.perf_counter() - start
             ids, last = p.stdout.readline(), time.perf_counter() - start
             memory = p.stdout.readline()
     if p.returncode or not memory: raise ValueError(f"{path}: a fresh process could not generate a token")

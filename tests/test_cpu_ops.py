@@ -2,6 +2,7 @@
 import numpy as np
 import pytest
 
+import alphabook.arithmetic as arithmetic
 import alphabook.cpu as cpu_module
 import alphabook.cpu_streams as cpu
 import alphabook.streams as spec
@@ -89,8 +90,8 @@ def test_parts_of_larger_arrays_need_no_copy():
     with pytest.raises(ValueError, match='contiguous'): cpu.gated(channels[:, :3], channels[:, :3], 'silu')
 
 
-ATTENTION = [(1, 9, 3, 64, 130), (1, 4, 1, 256, 1000), (2, 7, 1, 32, 65), (3, 5, 5, 96, 64), (9, 14, 2, 64, 200), (20, 3, 1, 128, 90),
-             (6, 4, 2, 20, 129), (2, 2, 1, 300, 70), (1, 1, 1, 8, 1)]
+ATTENTION = [(1, 9, 3, 64, 130), (1, 4, 1, 256, 1000), (2, 7, 1, 32, 65), (3, 5, 5, 96, 64), (9, 14, 2, 64, 200),
+             (20, 3, 1, 128, 90), (6, 4, 2, 20, 129), (2, 2, 1, 300, 70), (1, 1, 1, 8, 1)]
 
 
 @pytest.mark.parametrize('W,heads,KV,D,end', ATTENTION)
@@ -185,6 +186,16 @@ def test_router_gates_and_convolution_recorded():
         assert bits(played(lambda: cpu.conv_silu(x, w, dilation))) == bits(spec.conv_silu(x, w, dilation))
     a, b = floats(3, 37), floats(5, 37)
     assert bits(played(lambda: cpu.joined(a, b))) == bits(spec.joined(a, b))
+
+
+def test_weights_of_tokens():
+    "What `sample` draws from; the largest weight is 2³², a hopeless one 0."
+    for n in (1, 513, 151_936):
+        logits = floats(n, size=9)
+        for temp in (1.0, 0.3, 1e-3):
+            weights = cpu.token_weights(logits, logits.max(), temp)
+            assert bits(weights) == bits(arithmetic._weights(logits, logits.max(), F(temp)))
+            assert weights.max() == 2**32 and (n == 1 or weights.min() == 0 or temp == 1)
 
 
 def test_positions_recorded():
