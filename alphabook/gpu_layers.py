@@ -61,7 +61,7 @@ def flat(tensor): # of `model_tensors` → (uint8 [..., row_bytes], type)
     shape = (1, *tensor.shape) if len(tensor.shape) == 1 else tensor.shape
     return tensor.data.reshape(*shape[:-1], -1), tensor.type.name
 
-# %% ../nbs/11d_gpu_layers.ipynb #e8707e09
+# %% ../nbs/11d_gpu_layers.ipynb #511338f5
 def stacked(parts: list, # (uint8 [E, R, row_bytes], type) each, or a list of them
             axis: int): # → (uint8, type), or None if types or shapes differ
     "Tensors of one type as one."
@@ -70,7 +70,7 @@ def stacked(parts: list, # (uint8 [E, R, row_bytes], type) each, or a list of th
 
 def load_mixture(layer, rest: dict, # {short name: tensor}; what is loaded is taken out
                  device):
-    "The experts of a layer: gate and up as one matrix of 2·n_ff rows, the shared expert as one more expert, where types allow."
+    "The experts of a layer; where types allow, gate and up are one matrix, and the shared expert is one expert more."
     gate, up, down = (flat(rest.pop(f"ffn_{n}_exps")) for n in ("gate", "up", "down"))
     both, layer.with_shared = stacked([gate, up], 1), False
     if "ffn_gate_shexp" in rest and both:
@@ -100,14 +100,14 @@ def load_layer(layer, # SimpleNamespace, filled in
         else: value = load_matrix(*flat(t), device=device)
         setattr(layer, name, value)
 
-# %% ../nbs/11d_gpu_layers.ipynb #b03d6a56
+# %% ../nbs/11d_gpu_layers.ipynb #1c21b3c1
 class GpuModel:
     "A model on a GPU: what `alphabook.layers.Model` is for other backends."
     def __init__(self, mf: ModelFile, # the open file
                  cfg: ModelConfig, # from `load_config`
                  progress = None, # called with (bytes loaded, bytes in all) after each layer
                  device = None): # None: the current GPU, or the CPU in Triton's interpreter
-        if cfg.streams: raise ValueError(f"{mf.path}: {cfg.arch} runs on the CPU only in this version: use --device cpu")
+        if cfg.streams: raise ValueError(f"{mf.path}: {cfg.arch} runs only on the CPU in this version; use --device cpu")
         kinds = [cfg.mixer(i) for i in range(cfg.n_layer)]
         self.cfg, self.device = cfg, torch.device(device or ("cpu" if INTERPRET else "cuda"))
         self.layers = [SimpleNamespace(index=i, slot=kinds[:i].count(kind)) for i, kind in enumerate(kinds)]
@@ -293,7 +293,7 @@ def add_bias(y, layer, name: str, ids): # y: float32 [W·k, R], ids: int32 [W, k
     "To each row the bias of its expert."
     return y + getattr(layer, f"ffn_{name}_exps_bias").index_select(0, ids.view(-1))
 
-# %% ../nbs/11d_gpu_layers.ipynb #3c8aafe4
+# %% ../nbs/11d_gpu_layers.ipynb #c2367892
 def residual(model: GpuModel, x, w, y, # x: float32 [W, n_embd]; w: Matrix; y: what it reads
              bias, norm): # float32 [n_embd] or None: of the product, and of the norm behind it
     "x plus the product that ends half a layer."
@@ -305,8 +305,8 @@ def block(model: GpuModel, layer, x, # x: float32 [W, n_embd], the residual stre
     "One layer: x plus the mixer, plus the feed-forward, each behind a norm."
     cfg, net = model.cfg, model.cfg.mixer(layer.index) == "gdn"
     y = (gdn_mixer if net else attention_mixer)(model, layer, x, r, angles)
-    x = residual(model, x, layer.ssm_out if net else layer.attn_output, y,
-                 layer.attn_output_bias if cfg.out_bias else None, layer.post_attention_norm if cfg.post_norms else None)
+    w, bias = layer.ssm_out if net else layer.attn_output, layer.attn_output_bias if cfg.out_bias else None
+    x = residual(model, x, w, y, bias, layer.post_attention_norm if cfg.post_norms else None)
     w, moe = getattr(layer, cfg.ffn_norm), bool(cfg.n_expert)
     h = norm_quantize(x, w, cfg.eps, layer.router.floats if moe else layer.gate_up.floats)
     if moe: return mixture(model, layer, x, h, r)

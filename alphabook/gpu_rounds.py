@@ -132,7 +132,7 @@ class GpuSnapshot:
     def nbytes(self) -> int:
         return sum(t.nbytes for t in (self.S, self.windows, self.keys, self.values) if t is not None)
 
-# %% ../nbs/11e_gpu_rounds.ipynb #3fdb5fdb
+# %% ../nbs/11e_gpu_rounds.ipynb #56de1b2e
 class GpuCache:
     "All that a model remembers of a text, on the device."
     def __init__(self, state: State, n_ctx: int, # positions
@@ -164,7 +164,8 @@ class GpuCache:
     def commit(self, n: int):
         "The first n positions are the text now, later rows are dropped."
         accepted = n - self.n
-        if not 0 <= accepted <= self.width: raise ValueError(f"Cache.commit: {n}: must be from {self.n} to {self.n + self.width}")
+        if not 0 <= accepted <= self.width:
+            raise ValueError(f"Cache.commit: {n}: must be from {self.n} to {self.n + self.width}")
         if self.recurrent and accepted:
             self.state.accepted.fill_(accepted)
             self.state.play(accept, width_for(self.width))
@@ -204,14 +205,15 @@ def rollback(self: GpuCache, n: int) -> int: # the position that was reached
 
 GpuCache.checkpoint, GpuCache.rollback = checkpoint, rollback
 
-# %% ../nbs/11e_gpu_rounds.ipynb #05fed841
+# %% ../nbs/11e_gpu_rounds.ipynb #a94a1e3b
 def snapshot(self: GpuCache) -> GpuSnapshot: # owns its memory
     "Copy what is committed."
     return copied(self, True)
 
 def restore(self: GpuCache, snap: GpuSnapshot): # of this cache, or of another of the same model
     "Make the snapshot the cache's text; ValueError if the context is too short."
-    if snap.n > self.n_ctx: raise ValueError(f"Cache.restore: snapshot of {snap.n} positions: past the context of {self.n_ctx}")
+    if snap.n > self.n_ctx:
+        raise ValueError(f"Cache.restore: snapshot of {snap.n} positions: past the context of {self.n_ctx}")
     s = self.state
     s.keys[:, :, :snap.keys.shape[2]].copy_(snap.keys)
     s.values[:, :, :snap.n].copy_(snap.values)
@@ -258,7 +260,7 @@ def run_round(self: GpuModel, cache: GpuCache, ids, # int [1 … 64]
         return to_host(s, s.play(last_logits, r.W))
     return to_host(s, s.play(all_logits, r.W))[W - (want or W):W]
 
-# %% ../nbs/11e_gpu_rounds.ipynb #8ad06593
+# %% ../nbs/11e_gpu_rounds.ipynb #cf0a1e66
 def continue_greedily(self: GpuModel, cache: GpuCache, token: int, # the token at the end of the text, not read yet
                       n: int) -> list: # rounds → the n ids that follow it; all but the last are committed
     "Read a token and generate n more, one round each, without asking the host in between."
@@ -268,7 +270,8 @@ def continue_greedily(self: GpuModel, cache: GpuCache, token: int, # the token a
     s.accepted.fill_(1); s.sane.fill_(1)
     for _ in range(n): s.play(greedy_step)
     ids = to_host(s, s.said[at:at + n]).tolist()
-    if not int(s.sane): raise FloatingPointError("logits are not finite: the model file is damaged, or its values overflow float32")
+    if not int(s.sane):
+        raise FloatingPointError("logits are not finite: the model file is damaged, or its values overflow float32")
     cache.ids[at:at + n] = [token, *ids[:-1]]
     cache.n, cache.width, cache.turn = at + n, 0, cache.turn ^ n % 2
     return ids
