@@ -8,7 +8,7 @@ __all__ = ['LATER', 'SLOW_START', 'PROOFS', 'PROMPTS', 'Parser', 'size', 'engine
            'rates', 'cmd_generate', 'cmd_chat', 'cmd_info', 'cmd_fetch', 'cmd_synth', 'parse_widths', 'print_arms',
            'cmd_compare', 'check_bench', 'check_out', 'bench_command', 'cmd_bench', 'main']
 
-# %% ../nbs/28_cli.ipynb #a91d6642
+# %% ../nbs/28_cli.ipynb #9f33dc6e
 import argparse
 import json
 import os
@@ -25,7 +25,7 @@ import alphabook
 from .comparator import compare_model, passed
 from .config import load_config
 from .cpu_streams import set_threads
-from .engine import Engine, Generation, check_flags, pick_backend, run
+from .engine import Engine, Generation, check_flags, run
 from .fetch import MODELS, fetch, resolve_model
 from .modelfile import ModelFile, summary
 from .protocol import bench, check_room, table, write_result
@@ -292,11 +292,11 @@ def print_arms(result: dict): # from `compare_model`
         print(f"{a['name']:24} {a['comparisons']:5} rows  {a['mismatches']:5} differ  {a['status']}")
     print(f"{result['comparisons']} comparisons, {result['mismatches']} mismatches; first: {result['first_mismatch']}")
 
-# %% ../nbs/28_cli.ipynb #8090583a
+# %% ../nbs/28_cli.ipynb #ab3d6eed
 def cmd_compare(args) -> int:
     "alphabook compare"
     check_flags(args.mode, args.drafter, args.kv)
-    if pick_backend(args.device) != "cpu":
+    if args.device not in ("auto", "cpu"):
         raise ValueError(f"--device {args.device}: compare runs the CPU backend against the others")
     widths = [*range(1, 9), 16, 32, 64] if args.all else parse_widths(args.widths)
     with ModelFile(resolve_model(args.model)) as mf:
@@ -310,7 +310,7 @@ def cmd_compare(args) -> int:
     else: print_arms(result)
     return 0 if passed(result) else 1
 
-# %% ../nbs/28_cli.ipynb #97cfe22f
+# %% ../nbs/28_cli.ipynb #98fe4d9d
 def check_bench(args, widths):
     "Raise `ValueError` for what this version of bench can't do."
     check_flags(args.mode, args.drafter, args.kv)
@@ -321,7 +321,7 @@ def check_bench(args, widths):
     if args.arms != "plain": raise ValueError(f"--arms {args.arms}: only plain is part of this version")
     if args.peer not in (None, "llama.cpp"):
         raise ValueError(f"--peer {args.peer}: only llama.cpp (through llama-cpp-python) is part of this version")
-    if pick_backend(args.device) != "cpu": raise ValueError(f"--device {args.device}: bench measures the CPU backend")
+    if args.device not in ("auto", "cpu"): raise ValueError(f"--device {args.device}: bench measures the CPU backend")
     if not 1 <= args.passes <= 1000: raise ValueError(f"--passes {args.passes}: must be from 1 to 1000")
     if not 0 <= args.cold <= 1000: raise ValueError(f"--cold {args.cold}: must be from 0 to 1000")
     if args.topic and not re.fullmatch(r"[\w.-]+", args.topic):

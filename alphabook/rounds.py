@@ -76,7 +76,7 @@ def recorded(model: Model, cache: Cache, ids, want: int): # Recorded, or None
         except NotRecordable: model.record = False
     return cache.tapes.get(key)
 
-# %% ../nbs/11c_rounds.ipynb #07709901
+# %% ../nbs/11c_rounds.ipynb #21347343
 def run_round(model: Model, cache: Cache, # what came before, `cache.n` positions
               ids, # int [W ≥ 1]: tokens of consecutive positions from cache.n on
               want: int = None, # logits of the last `want` rows; None: all
@@ -84,6 +84,7 @@ def run_round(model: Model, cache: Cache, # what came before, `cache.n` position
               ): # float32 [want, n_vocab]
     "One pass of W rows; what they leave in the cache lies behind the committed positions, and is not committed."
     want = want or len(ids)
+    if hasattr(model, "run_round"): return model.run_round(cache, ids, want)    # rounds of its own, on a GPU
     tape = None if route else recorded(model, cache, ids, want)
     if tape: logits = tape.run(model, cache, ids)
     else:
