@@ -6,7 +6,7 @@
 __all__ = ['CONTRACT_VERSION', 'TILE', 'leaves_256', 'leaves_32', 'quantized_product', 'Matrix', 'load_matrix', 'matmul', 'embed',
            'rms_norm', 'gated', 'swiglu_oai', 'softcap', 'softmax', 'matmuls', 'add', 'add_norm', 'scale', 'columns',
            'joined', 'store_rows', 'apply_rope', 'attention_tile', 'attend_one', 'attention', 'philox_4x32',
-           'random_bits', 'argmax', 'top_k_ids', 'sample']
+           'random_bits', 'argmax', 'top_k_ids', 'token_weights', 'sample']
 
 # %% ../nbs/03b_arithmetic.ipynb #40292faa
 import numpy as np
@@ -308,12 +308,14 @@ def top_k_ids(logits, # float32 [n]
     above, at_edge = np.flatnonzero(logits > edge), np.flatnonzero(logits == edge)
     return np.sort(np.concatenate([above, at_edge[:k - len(above)]]))
 
-# %% ../nbs/03b_arithmetic.ipynb #594a2dbb
-def _weights(logits, top, temp): # float32 [n], float32, float32
-    "exp((logits − top) ÷ temp) in units of 2⁻³², as int64."
+# %% ../nbs/03b_arithmetic.ipynb #ffdb8bb8
+def token_weights(logits, # float32 [n]
+                  top, temp, # float32: the largest logit, the temperature
+                  ): # int64 [n]
+    "exp((logits − top) ÷ temp) in units of 2⁻³², rounded down."
     return np.floor(exp((logits - top)/temp).astype(np.float64)*2**32).astype(i64)
 
-# %% ../nbs/03b_arithmetic.ipynb #14eac4f8
+# %% ../nbs/03b_arithmetic.ipynb #93497827
 def sample(logits, # float32 [n_vocab]
            position: int, # absolute position of the token that is chosen
            temp: float = 0.0, # 0: greedy
@@ -321,17 +323,18 @@ def sample(logits, # float32 [n_vocab]
            top_p: float = 1.0, # keep the likeliest until their share reaches p
            min_p: float = 0.0, # keep those at least min_p times as likely as the likeliest
            seed: int = 0, # 64-bit
+           weights = token_weights, # that, or a backend's function with the same results
            ) -> int: # id
     "The token as a function of logits, parameters, seed and position: top-k, top-p, min-p, temperature, in this order."
     best = argmax(logits)
     if temp <= 0: return best
     ids, top = top_k_ids(logits, top_k or len(logits)), logits[best]
     if top_p < 1:
-        w = _weights(logits[ids], top, f32(1))
+        w = weights(logits[ids], top, f32(1))
         order = np.lexsort((ids, -logits[ids]))
         cum = np.cumsum(w[order])
         need = -(-int(top_p*2**32)*int(cum[-1])//2**32)
         ids = np.sort(ids[order[:int(np.searchsorted(cum, need)) + 1]])
     if min_p > 0: ids = ids[exp(logits[ids] - top) >= f32(min_p)]
-    cum = np.cumsum(_weights(logits[ids], top, f32(temp)))
+    cum = np.cumsum(weights(logits[ids], top, f32(temp)))
     return int(ids[np.searchsorted(cum, random_bits(seed, position)*int(cum[-1]) >> 64, side="right")])

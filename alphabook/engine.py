@@ -213,7 +213,7 @@ def naming(mf: ModelFile): # the model that is being run
     try: yield
     except (FloatingPointError, ValueError) as e: raise ValueError(f"{mf.path}: {e}") from None
 
-# %% ../nbs/23_engine.ipynb #fabf2c82
+# %% ../nbs/23_engine.ipynb #0e81c8cc
 AHEAD = 8                                      # rounds that a device runs before the host looks
 
 def chosen(engine: Engine, session: Session, logits, # float32 [n_vocab], after the prompt
@@ -222,11 +222,12 @@ def chosen(engine: Engine, session: Session, logits, # float32 [n_vocab], after 
            sampling: dict): # yields ids
     "Tokens one after another; each is read when the next is asked for."
     cache, model, ahead = session.cache, engine.model, []
+    weights = (numpy_backend if engine.device == "numpy" else cpu_backend).token_weights
     greedy = digest is None and not sampling and hasattr(model, "continue_greedily")
     for left in range(n, 0, -1):
         if digest: digest.update(logits.astype("<f4").tobytes())
         with naming(engine.mf):
-            token = ahead.pop(0) if ahead else sample(logits, cache.n, **sampling) if sampling else argmax(logits)
+            token = ahead.pop(0) if ahead else sample(logits, cache.n, weights=weights, **sampling) if sampling else argmax(logits)
         yield token
         with naming(engine.mf):
             if greedy: ahead = ahead or model.continue_greedily(cache, token, min(AHEAD, left - 1))

@@ -8,23 +8,24 @@ __all__ = ['route', 'Experts', 'load_experts', 'expert_matmul', 'expert_matmuls'
            'add', 'add_norm', 'apply_rope', 'argmax', 'attend_one', 'attention', 'attention_tile', 'columns', 'embed',
            'gated', 'joined', 'leaves_256', 'leaves_32', 'load_matrix', 'matmul', 'matmuls', 'philox_4x32',
            'quantized_product', 'random_bits', 'rms_norm', 'rope_angles', 'sample', 'scale', 'softcap', 'softmax',
-           'store_rows', 'swiglu_oai', 'top_k_ids']
+           'store_rows', 'swiglu_oai', 'token_weights', 'top_k_ids']
 
-# %% ../nbs/03c_hybrid.ipynb #9b2e3d32
+# %% ../nbs/03c_hybrid.ipynb #1359e4e3
 import numpy as np
 
-from .arithmetic import (
+from alphabook.arithmetic import (
     CONTRACT_VERSION, TILE, Matrix, add, add_norm, apply_rope, argmax, attend_one, attention, attention_tile,
     columns, embed, gated, joined, leaves_256, leaves_32, load_matrix, matmul, matmuls, philox_4x32,
-    quantized_product, random_bits, rms_norm, sample, scale, softcap, softmax, store_rows, swiglu_oai, top_k_ids)
+    quantized_product, random_bits, rms_norm, sample, scale, softcap, softmax, store_rows, swiglu_oai, token_weights,
+    top_k_ids)
 from .elementary import exp, f32, fma, i32, lane_dot, lane_sum, rope_angles, sigmoid, silu, softplus
 
-# %% ../nbs/03c_hybrid.ipynb #05ef352d
+# %% ../nbs/03c_hybrid.ipynb #38002924
 _all_ = [                                      # a backend is one module: this one has the operations of 03b as well
     "CONTRACT_VERSION", "TILE", "Matrix", "add", "add_norm", "apply_rope", "argmax", "attend_one", "attention",
     "attention_tile", "columns", "embed", "gated", "joined", "leaves_256", "leaves_32", "load_matrix", "matmul",
     "matmuls", "philox_4x32", "quantized_product", "random_bits", "rms_norm", "rope_angles", "sample", "scale",
-    "softcap", "softmax", "store_rows", "swiglu_oai", "top_k_ids"]
+    "softcap", "softmax", "store_rows", "swiglu_oai", "token_weights", "top_k_ids"]
 
 # %% ../nbs/03c_hybrid.ipynb #6fd71e1c
 def route(logits, # float32 [W, E]

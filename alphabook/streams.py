@@ -8,9 +8,9 @@ __all__ = ['open_streams', 'stream_norm', 'read_streams', 'write_streams', 'bloc
            'add_expert_bias', 'add_norm', 'apply_rope', 'argmax', 'attention', 'columns', 'combine', 'conv_silu',
            'embed', 'expert_matmul', 'expert_matmuls', 'gated', 'gated_norm', 'gdn', 'gdn_gates', 'gdn_step', 'joined',
            'l2_norm', 'load_experts', 'load_matrix', 'matmul', 'matmuls', 'random_bits', 'rms_norm', 'rope_angles',
-           'route', 'sample', 'scale', 'sigmoid_gate', 'softcap', 'softmax', 'store_rows', 'top_k_ids']
+           'route', 'sample', 'scale', 'sigmoid_gate', 'softcap', 'softmax', 'store_rows', 'token_weights', 'top_k_ids']
 
-# %% ../nbs/03d_streams.ipynb #c595b06b
+# %% ../nbs/03d_streams.ipynb #747749f5
 import numpy as np
 
 from .arithmetic import attend_one
@@ -19,15 +19,15 @@ from .hybrid import (
     CONTRACT_VERSION, TILE, Experts, Matrix, add, add_expert_bias, add_norm, apply_rope, argmax, attention, columns,
     combine, conv_silu, embed, expert_matmul, expert_matmuls, gated, gated_norm, gdn, gdn_gates, gdn_step, joined,
     l2_norm, load_experts, load_matrix, matmul, matmuls, random_bits, rms_norm, rope_angles, route, sample, scale,
-    sigmoid_gate, softcap, softmax, store_rows, top_k_ids)
+    sigmoid_gate, softcap, softmax, store_rows, token_weights, top_k_ids)
 
-# %% ../nbs/03d_streams.ipynb #5294b8c6
+# %% ../nbs/03d_streams.ipynb #bf36e3d2
 _all_ = [                                      # a backend is one module: this one has all operations of 03b and 03c too
     "CONTRACT_VERSION", "TILE", "Experts", "Matrix", "add", "add_expert_bias", "add_norm", "apply_rope", "argmax",
     "attention", "columns", "combine", "conv_silu", "embed", "expert_matmul", "expert_matmuls", "gated",
     "gated_norm", "gdn", "gdn_gates", "gdn_step", "joined", "l2_norm", "load_experts", "load_matrix", "matmul",
     "matmuls", "random_bits", "rms_norm", "rope_angles", "route", "sample", "scale", "sigmoid_gate", "softcap",
-    "softmax", "store_rows", "top_k_ids"]
+    "softmax", "store_rows", "token_weights", "top_k_ids"]
 
 # %% ../nbs/03d_streams.ipynb #a1d96f9a
 def open_streams(x, # float32 [W, n]: embeddings
