@@ -420,7 +420,7 @@ def k_heads(p_q, p_k, p_v, p_q_bias, p_k_bias, p_v_bias, p_q_norm, p_k_norm, p_c
                 tl.store(p_keys + (c + i)*64, ks[c//32].to(tl.float16), mask=c + i < D)
                 tl.store(p_values + c + i, vs[c//32].to(tl.float16), mask=c + i < D)
 
-# %% ../nbs/10c_gpu.ipynb #5c32b393
+# %% ../nbs/10c_gpu.ipynb #8226ef18
 def heads(q, # float32 [W, n_head, D]; a view of a wider product will do
           k, v, # float32 [W, n_kv_head·D], likewise
           angles, # (cos, sin), from `rope_angles`; None: no rotation
@@ -438,7 +438,8 @@ def heads(q, # float32 [W, n_head, D]; a view of a wider product will do
     cos, sin = angles or (q, q)
     launch(k_heads, (W, n_head + n_kv_head), q, k, v, *(biases or (q, q, q)), *(norms or (q, q)), cos, sin, positions,
            out, keys, values, eps, q.stride(0), q.stride(1), k.stride(0), v.stride(0), n_head, n_kv_head, keys.shape[1],
-           out.shape[2], warps=1, D=D, KD=keys.shape[2], ROPE=2*cos.shape[1] if angles else 0, NEOX=style == "neox", BIAS=biases is not None,
+           out.shape[2], warps=1, D=D, KD=keys.shape[2], ROPE=2*cos.shape[1] if angles else 0,
+           NEOX=style == "neox", BIAS=biases is not None,
            NORM=norms is not None)
     return out
 
@@ -643,7 +644,7 @@ def attend_part(q, k, v, positions, window, scale, chosen, block, start, n, grou
            Q=q.shape[2], D=D, KD=KD, DP=triton.next_power_of_2(D), H=H, GROUPS=groups, BLOCK=block)
     return m, l, o
 
-# %% ../nbs/10c_gpu.ipynb #532255ee
+# %% ../nbs/10c_gpu.ipynb #07cf5f07
 def combine_part(m, l, o, positions, window, sinks, gate, start, group, n_head, out): # out: [W, n_head, D] or Acts
     "The tiles of some rows, in order."
     tiles, n_kv, n, D = o.shape
@@ -654,7 +655,8 @@ def combine_part(m, l, o, positions, window, sinks, gate, start, group, n_head, 
     parts = (out.q, out.a, out.s, out.m8, out.m16, out.d, out.f) if acts else (m,)*7
     launch(k_combine_tiles, (n//group, blocks), m, l, o, positions, none(sinks), none(gate), f, m if acts else out,
            window, start, group, n_head, n, tiles, *strides, -(-len(positions)//8)*8, *parts, warps=8, D=D, B=B,
-           F=512 if B >= 128 else 128, N=32 if n <= 8*group else 16, SINKS=sinks is not None, GATE=gate is not None, ACTS=acts)
+           F=512 if B >= 128 else 128, N=32 if n <= 8*group else 16, SINKS=sinks is not None,
+           GATE=gate is not None, ACTS=acts)
 
 # %% ../nbs/10c_gpu.ipynb #18021bec
 def attention(q, # float32 [n_kv_head, ⌈D⌉, ⌈W·group⌉], from `heads` or `pack_queries`

@@ -202,7 +202,7 @@ def k_gdn_inputs(p_window, p_rows, p_w, p_alpha, p_b, p_a, p_bias, p_q, p_k, p_v
             y = ys[c//32]*r                                                       # a value times 1 is itself
             tl.store(p + c + i, tl.where(h < K, y*q_scale, y), mask=c + i < D)
 
-# %% ../nbs/10d_gpu_hybrid.ipynb #a5ab9b07
+# %% ../nbs/10d_gpu_hybrid.ipynb #86b31910
 def gdn_inputs(window, # float32 [TAPS − 1, C], C = (2K + V)·D: the rows before the round
                rows, # float32 [W, C]: the round's
                conv, # float32 [C, TAPS]
@@ -218,7 +218,8 @@ def gdn_inputs(window, # float32 [TAPS − 1, C], C = (2K + V)·D: the rows befo
     empty = lambda *shape: torch.empty(shape, dtype=torch.float32, device=rows.device)
     out = out or (empty(W, K, D), empty(W, K, D), empty(W, V, D), empty(W, V), empty(W, V))
     launch(k_gdn_inputs, (2*K + V + 1, W), window, rows, conv, alpha, b, a, dt_bias, *out, D**-0.5, eps,
-           alpha.stride(0), alpha.stride(1), alpha.shape[2], warps=1, K=K, V=V, VP=triton.next_power_of_2(V), D=D, TAPS=conv.shape[1])
+           alpha.stride(0), alpha.stride(1), alpha.shape[2], warps=1, K=K, V=V,
+           VP=triton.next_power_of_2(V), D=D, TAPS=conv.shape[1])
     return out
 
 # %% ../nbs/10d_gpu_hybrid.ipynb #6c1086d5

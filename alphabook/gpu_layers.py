@@ -100,14 +100,14 @@ def load_layer(layer, # SimpleNamespace, filled in
         else: value = load_matrix(*flat(t), device=device)
         setattr(layer, name, value)
 
-# %% ../nbs/11d_gpu_layers.ipynb #1c21b3c1
+# %% ../nbs/11d_gpu_layers.ipynb #c472216b
 class GpuModel:
     "A model on a GPU: what `alphabook.layers.Model` is for other backends."
     def __init__(self, mf: ModelFile, # the open file
                  cfg: ModelConfig, # from `load_config`
                  progress = None, # called with (bytes loaded, bytes in all) after each layer
                  device = None): # None: the current GPU, or the CPU in Triton's interpreter
-        if cfg.streams: raise ValueError(f"{mf.path}: {cfg.arch} runs only on the CPU in this version; use --device cpu")
+        if cfg.streams: raise ValueError(f"{mf.path}: {cfg.arch} runs only on the CPU yet; use --device cpu")
         kinds = [cfg.mixer(i) for i in range(cfg.n_layer)]
         self.cfg, self.device = cfg, torch.device(device or ("cpu" if INTERPRET else "cuda"))
         self.layers = [SimpleNamespace(index=i, slot=kinds[:i].count(kind)) for i, kind in enumerate(kinds)]
