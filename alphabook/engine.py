@@ -213,7 +213,7 @@ def naming(mf: ModelFile): # the model that is being run
     try: yield
     except (FloatingPointError, ValueError) as e: raise ValueError(f"{mf.path}: {e}") from None
 
-# %% ../nbs/23_engine.ipynb #0e81c8cc
+# %% ../nbs/23_engine.ipynb #d2f7ba73
 AHEAD = 8                                      # rounds that a device runs before the host looks
 
 def chosen(engine: Engine, session: Session, logits, # float32 [n_vocab], after the prompt
@@ -227,7 +227,8 @@ def chosen(engine: Engine, session: Session, logits, # float32 [n_vocab], after 
     for left in range(n, 0, -1):
         if digest: digest.update(logits.astype("<f4").tobytes())
         with naming(engine.mf):
-            token = ahead.pop(0) if ahead else sample(logits, cache.n, weights=weights, **sampling) if sampling else argmax(logits)
+            if ahead: token = ahead.pop(0)
+            else: token = sample(logits, cache.n, weights=weights, **sampling) if sampling else argmax(logits)
         yield token
         with naming(engine.mf):
             if greedy: ahead = ahead or model.continue_greedily(cache, token, min(AHEAD, left - 1))
