@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['float_bits', 'bits_float', 'F', 'MAGIC', 'LOG2E', 'LN2_HI', 'LN2_LO', 'EXP_MAX', 'EXP_MIN', 'P6', 'P5', 'P4', 'P3',
            'P2', 'ZERO', 'ONE', 'INF', 'RECORD', 'COLUMNS', 'ALL', 'fma', 'exp', 'silu', 'gelu', 'fold', 'dot_32_lanes',
-           'lane_dot', 'magnitude_32', 'round_32', 'flat', 'activations', 'scaled_dot', 'kernels', 'float_kernel',
+           'lane_dot', 'magnitude_32', 'round_32', 'flat', 'activations', 'scaled_dots', 'kernels', 'float_kernel',
            'set_vectors', 'flat_bytes', 'load_matrix', 'one_group', 'columns_for', 'product', 'matmuls', 'matmul',
            'embed']
 
@@ -215,7 +215,7 @@ def activations(x, # float32 [W, K]
     share(_activations, nb*W, 16*x.size, flat(x), K, records, d)
     return records, d
 
-# %% ../nbs/09d_cpu_products.ipynb #8bcb01c7
+# %% ../nbs/09d_cpu_products.ipynb #7a98d9f5
 _SHORTS = _vector(ir.IntType(16), 16)
 
 def _pairs_times(builder, path, pairs, factor): # <16 x i16> twice → <8 x i32>
@@ -226,67 +226,75 @@ def _pairs_times(builder, path, pairs, factor): # <16 x i16> twice → <8 x i32>
     low = builder.mul(*(builder.ashr(builder.shl(v, half), half) for v in (a, b)))
     return builder.add(low, builder.mul(builder.ashr(a, half), builder.ashr(b, half)))
 
-def _pairs_sum(builder, path, kind, words, xs, start): # [<32 x i8>] twice, <16 x i16> or None → <16 x i16>
-    "Products of bytes, neighbours added, over some words."
-    pairs_of = _pairs_avx2 if path == AVX2 else _pairs_portable
-    for u, x in zip(words, xs):
-        p = pairs_of(builder, kind.signed, u, x)
-        start = p if start is None else builder.add(start, p)
-    return start
+def _in_place(builder, path, v):
+    "The same vector; LLVM can't see that, and keeps such places in order, or it would go column by column."
+    if path != AVX2: return v
+    return builder.asm(ir.FunctionType(v.type, [v.type]), "", "=x,0", [v], side_effect=True)
 
-def _scaled_half(builder, path, kind, words, xs, factor, span, begin):
-    "Eight rows: pairs over `span` words at a time, from `begin`, times a factor."
-    total = None
-    for i in range(0, len(words), span):
-        pairs = _pairs_sum(builder, path, kind, words[i:i + span], xs[i:i + span], begin)
-        s = _pairs_times(builder, path, pairs, factor)
-        total = s if total is None else builder.add(total, s)
-    return total
+def _scaled_halves(builder, path, kind, words, x_of, factors, span, begin):
+    "Twice eight rows, for each column c: pairs over `span` words at a time, from begin[c], times factors[c][half]."
+    pairs_of, columns, totals = _pairs_avx2 if path == AVX2 else _pairs_portable, range(len(factors)), {}
+    def plus(sums, key, v): sums[key] = builder.add(sums[key], v) if key in sums else v
+    for first in range(0, len(words), span):
+        pairs = {(c, h): begin[c] for c in columns for h in range(2)} if begin else {}
+        for i in range(first, min(first + span, len(words))):
+            halves = _parts(builder, words[i], 2)            # a word is loaded once for all columns
+            for c in columns:
+                x = x_of(c, i)
+                for h in range(2): plus(pairs, (c, h), pairs_of(builder, kind.signed, halves[h], x))
+            if len(factors) > 1: pairs = {key: _in_place(builder, path, v) for key, v in pairs.items()}
+        for (c, h), v in pairs.items(): plus(totals, (c, h), _pairs_times(builder, path, v, factors[c][h]))
+    return [[totals[c, h] for h in range(2)] for c in columns]
 
-# %% ../nbs/09d_cpu_products.ipynb #cb886a64
+# %% ../nbs/09d_cpu_products.ipynb #f4c8b4f7
 @intrinsic(prefer_literal=True)
-def scaled_dot(typingctx, path, code, offset, first, n, words, sc, array, at):
-    "Σ sc·a·(q − offset)·x per row over n words from the first, by the record at array[at]; five literals, first."
+def scaled_dots(typingctx, path, code, offset, first, n, words, sc, array, ats):
+    "Σ sc·a·(q − offset)·x per row over n words from the first, for each record at array[ats[c]]; five literals first."
     way, kind, less = path.literal_value, Code.parse(code.literal_value), offset.literal_value
-    start, count = first.literal_value, n.literal_value
+    start, count, columns = first.literal_value, n.literal_value, range(len(ats))
     which = 0 if count == 8 else 1 + start//4                # the sums: of all words, or of a half
     def codegen(context, builder, signature, args):
-        sc, record = args[6], _address(context, builder, signature, args, 7, ir.IntType(32))
-        def spread(i, kind): # word i of the record
-            word = builder.load(builder.gep(record, [ir.IntType(32)(i)]), align=4)
-            return builder.bitcast(_spread(builder, word, kind.count*kind.element.width//32), kind)
-        def less_offset(s, sc, n):
+        sc, word = args[6], ir.IntType(32)
+        records = [_address(context, builder, signature, (*args[:8], at), 7, word)
+                   for at in cgutils.unpack_tuple(builder, args[8])]
+        def spread(c, i, kind): # word i of a record
+            v = builder.load(builder.gep(records[c], [word(i)]), align=4)
+            return builder.bitcast(_spread(builder, v, kind.count*kind.element.width//32), kind)
+        def x_of(c, i): return spread(c, start + i, _vector(ir.IntType(8), 64 if way == VNNI else 32))
+        def less_offset(c, s, sc, n):
             if not n: return s
-            sums = builder.mul(spread(_SUM + which, WORDS.llvm), _constant(WORDS.llvm, n))
+            sums = builder.mul(spread(c, _SUM + which, WORDS.llvm), _constant(WORDS.llvm, n))
             return builder.sub(s, builder.mul(sc, sums) if sc else sums)
-        run = range(start, start + count)
-        codes = [builder.extract_value(args[5], i) for i in run]
-        xs = [spread(i, _vector(ir.IntType(8), 64 if way == VNNI else 32)) for i in run]
-        if way == VNNI:
-            s = builder.mul(_dot_vnni(builder, kind, codes, xs), spread(_A, WORDS.llvm))
-            return builder.mul(sc, less_offset(s, None, less + 128*kind.signed))
+        def vnni(c):
+            xs = [x_of(c, i) for i in range(count)]
+            s = builder.mul(_dot_vnni(builder, kind, codes, xs), spread(c, _A, WORDS.llvm))
+            return builder.mul(sc, less_offset(c, s, None, less + 128*kind.signed))
+        codes = [builder.extract_value(args[5], start + i) for i in range(count)]
+        if way == VNNI: return context.make_tuple(builder, signature.return_type, [vnni(c) for c in columns])
         inside = not kind.signed and 254*count*max(less, kind.top - less) < 2**15          # (q − offset)·x fits 16 bits
-        begin = builder.mul(spread(_PAIRS + which, _SHORTS), _constant(_SHORTS, -less)) if inside and less else None
-        small, total = builder.trunc(sc, _SHORTS), []
-        for h in range(2):                                   # eight rows
-            pick = ir.Constant(_vector(ir.IntType(32), 16), [8*h + i//2 for i in range(16)])
-            factor = builder.mul(builder.shuffle_vector(small, small, pick), spread(_AA, _SHORTS))
-            half = [_parts(builder, v, 2)[h] for v in codes]
-            total.append(_scaled_half(builder, way, kind, half, xs, factor, count if inside else kind.span, begin))
-        return less_offset(_join(builder, total), sc, 0 if inside else less)
-    return WORDS(path, code, offset, first, n, words, WORDS, array, types.intp), codegen
+        offsets = _constant(_SHORTS, -less)
+        begin = [builder.mul(spread(c, _PAIRS + which, _SHORTS), offsets) for c in columns] if inside and less else None
+        picks = [ir.Constant(_vector(word, 16), [8*h + i//2 for i in range(16)]) for h in range(2)]    # eight rows
+        small = builder.trunc(sc, _SHORTS)
+        scales = [builder.shuffle_vector(small, small, pick) for pick in picks]
+        factors = [[builder.mul(v, spread(c, _AA, _SHORTS)) for v in scales] for c in columns]
+        halves = _scaled_halves(builder, way, kind, codes, x_of, factors, count if inside else kind.span, begin)
+        sums = [less_offset(c, _join(builder, halves[c]), sc, 0 if inside else less) for c in columns]
+        return context.make_tuple(builder, signature.return_type, sums)
+    return types.UniTuple(WORDS, len(ats))(path, code, offset, first, n, words, WORDS, array, ats), codegen
 
-# %% ../nbs/09d_cpu_products.ipynb #eb3a6bdf
+# %% ../nbs/09d_cpu_products.ipynb #768de9fe
 @njit(inline="always")
-def _sum_32(PATH, CODE, OFFSET, u, x, k):
-    "a·Σ q·x over 32 weights with one record of activations."
-    return scaled_dot(PATH, CODE, OFFSET, 0, 8, u, constant(1), x, k)
+def _sums_32(PATH, CODE, OFFSET, u, x, ks):
+    "a·Σ q·x over 32 weights with the records of one or two columns of activations."
+    return scaled_dots(PATH, CODE, OFFSET, 0, 8, u, constant(1), x, ks)
 
 @njit(inline="always")
-def _sum_256(PATH, CODE, OFFSET, GROUP, u, sc0, sc1, x, k):
-    "Σ sc·a·q·x over 32 weights: a scale for all of them, or one for each half."
-    if GROUP == 32: return scaled_dot(PATH, CODE, OFFSET, 0, 8, u, sc0, x, k)
-    return add(scaled_dot(PATH, CODE, OFFSET, 0, 4, u, sc0, x, k), scaled_dot(PATH, CODE, OFFSET, 4, 4, u, sc1, x, k))
+def _sums_256(PATH, CODE, OFFSET, GROUP, u, sc0, sc1, x, ks):
+    "Σ sc·a·q·x over 32 weights for one or two columns: a scale for all weights, or one for each half."
+    if GROUP == 32: return scaled_dots(PATH, CODE, OFFSET, 0, 8, u, sc0, x, ks)
+    s, t = scaled_dots(PATH, CODE, OFFSET, 0, 4, u, sc0, x, ks), scaled_dots(PATH, CODE, OFFSET, 4, 4, u, sc1, x, ks)
+    return add(s[0], t[0]), add(s[-1], t[-1])
 
 @njit(inline="always")
 def _min_256(GROUP, mn0, mn1, x, k):
@@ -320,7 +328,7 @@ def _store_rows(out, at, n, edge, v):
         store_floats(edge, 0, v)
         for i in range(n): out[at + i] = edge[i]
 
-# %% ../nbs/09d_cpu_products.ipynb #4564c0d9
+# %% ../nbs/09d_cpu_products.ipynb #aff8255e
 def _one_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP, AHEAD=2048):
     "The kernel of superblock types for one column at a time."
     LEAF, SC, PER, HALF = HEAD + 8*STEP, 64*(1 + HAS_MIN), 512//GROUP, 16*(32//GROUP - 1)
@@ -342,7 +350,8 @@ def _one_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP, AHEAD=2048):
                         k, at = ((b*8 + j)*W + c)*RECORD, o + SC + j*PER
                         u = unpack(PATH, CODE, w, o + HEAD + j*STEP)
                         _read_ahead(HEAD, STEP, AHEAD, w, o, j)
-                        s = _sum_256(PATH, CODE, OFFSET, GROUP, u, load_small(w, at), load_small(w, at + HALF), x, k)
+                        sc0, sc1 = load_small(w, at), load_small(w, at + HALF)
+                        s = _sums_256(PATH, CODE, OFFSET, GROUP, u, sc0, sc1, x, (k,))[0]
                         at += MN - SC
                         if HAS_MIN: m = add(m, _min_256(GROUP, load_small(w, at), load_small(w, at + HALF), x, k))
                         if HAS_MIN or j < 4: s0 = add(s0, s)
@@ -355,7 +364,7 @@ def _one_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP, AHEAD=2048):
                 _store_rows(out, row*R + g*16, R - g*16, edge, total)
     return one_256
 
-# %% ../nbs/09d_cpu_products.ipynb #654a44f6
+# %% ../nbs/09d_cpu_products.ipynb #4593d440
 COLUMNS = 32                                   # columns at a time
 
 def _many_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP, AHEAD=2048):
@@ -375,8 +384,8 @@ def _many_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP, AHEAD=2048):
             for first in range(starts[i], starts[i + 1], COLUMNS):
                 rows = order[first:min(first + COLUMNS, starts[i + 1])]
                 C, o = len(rows), start
-                for c in range(C): at[c] = rows[c]//r*RECORD
-                sums[:C*32], totals[:C*16] = 0, 0
+                for c in range(C + C % 2): at[c] = rows[min(c, C - 1)]//r*RECORD
+                sums[:], totals[:C*16] = 0, 0
                 for b in range(n):
                     for j in range(8):
                         u, sc = unpack(PATH, CODE, w, o + HEAD + j*STEP), o + SC + j*PER
@@ -384,17 +393,20 @@ def _many_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP, AHEAD=2048):
                         sc0, sc1 = load_small(w, sc), load_small(w, sc + HALF)
                         if HAS_MIN: mn0, mn1 = load_small(w, sc + MN - SC), load_small(w, sc + MN - SC + HALF)
                         k, half = (b*8 + j)*W*RECORD, 0 if HAS_MIN else j//4*16
-                        for c in range(C):
-                            s = _sum_256(PATH, CODE, OFFSET, GROUP, u, sc0, sc1, x, k + at[c])
-                            store_words(sums, c*32 + half, add(load_words(sums, c*32 + half), s))
-                            if HAS_MIN:
-                                m = _min_256(GROUP, mn0, mn1, x, k + at[c])
-                                store_words(sums, c*32 + 16, add(load_words(sums, c*32 + 16), m))
+                        for c in range(0, C, 2):
+                            ks = k + at[c], k + at[c + 1]
+                            both = _sums_256(PATH, CODE, OFFSET, GROUP, u, sc0, sc1, x, ks)
+                            for p in range(2):
+                                to = (c + p)*32
+                                store_words(sums, to + half, add(load_words(sums, to + half), both[p]))
+                                if HAS_MIN:
+                                    m = _min_256(GROUP, mn0, mn1, x, ks[p])
+                                    store_words(sums, to + 16, add(load_words(sums, to + 16), m))
                     d, m = load_floats(w, o), load_floats(w, o + 64)
                     for c in range(C):
                         f0, f1 = to_floats(load_words(sums, c*32)), to_floats(load_words(sums, c*32 + 16))
                         t = fsub(fmul(d, f0), fmul(m, f1)) if HAS_MIN else fmul(d, fadd(f0, f1))
-                        t = fmul(t, spread_float(xd, b*W + rows[c]//r))
+                        t = fmul(t, spread_float(xd, b*W + at[c]//RECORD))
                         store_floats(totals, c*16, fadd(load_floats(totals, c*16), t))
                         store_words(sums, c*32, constant(0))
                         store_words(sums, c*32 + 16, constant(0))
@@ -402,7 +414,7 @@ def _many_256(PATH, CODE, OFFSET, GROUP, HAS_MIN, HEAD, STEP, AHEAD=2048):
                 for c in range(C): _store_rows(out, rows[c]*R + g*16, R - g*16, edge, load_floats(totals, c*16))
     return many_256
 
-# %% ../nbs/09d_cpu_products.ipynb #f67a1604
+# %% ../nbs/09d_cpu_products.ipynb #f14ea9b6
 def _one_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D, AHEAD=2048):
     "The kernel of types with blocks of 32 for one column at a time; D: bytes of 16 scales."
     @kernel
@@ -421,7 +433,7 @@ def _one_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D, AHEAD=2048):
                     for j in range(min(8, n - leaf*8)):
                         k, u = ((leaf*8 + j)*W + c)*RECORD, unpack(PATH, CODE, w, o + HEAD + j*STEP)
                         _read_ahead(HEAD, STEP, AHEAD, w, o, j)
-                        s = _sum_32(PATH, CODE, OFFSET, u, x, k)
+                        s = _sums_32(PATH, CODE, OFFSET, u, x, (k,))[0]
                         t = fused(_load_d(PATH, HALF, w, o + j*D), to_floats(s), t)
                         b = to_floats(spread_word(x, k + _SUM))
                         if HAS_MIN: t = fused(_load_d(PATH, HALF, w, o + (8 + j)*D), b, t)
@@ -430,7 +442,7 @@ def _one_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D, AHEAD=2048):
                 _store_rows(out, row*R + g*16, R - g*16, edge, total)
     return one_32
 
-# %% ../nbs/09d_cpu_products.ipynb #dc2beeb8
+# %% ../nbs/09d_cpu_products.ipynb #c526ee14
 def _many_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D, AHEAD=2048):
     "The kernel of types with blocks of 32 for many columns: t of each column's leaf, and the result so far."
     @kernel
@@ -446,21 +458,23 @@ def _many_32(PATH, CODE, OFFSET, HALF, HAS_MIN, HEAD, STEP, D, AHEAD=2048):
             for first in range(starts[i], starts[i + 1], COLUMNS):
                 rows = order[first:min(first + COLUMNS, starts[i + 1])]
                 C, o = len(rows), start
-                for c in range(C): at[c] = rows[c]//r*RECORD
-                sums[:C*32] = 0
+                for c in range(C + C % 2): at[c] = rows[min(c, C - 1)]//r*RECORD
+                sums[:] = 0
                 for leaf in range(xd.shape[0]):
                     for j in range(min(8, n - leaf*8)):
                         u, k = unpack(PATH, CODE, w, o + HEAD + j*STEP), (leaf*8 + j)*W*RECORD
                         _read_ahead(HEAD, STEP, AHEAD, w, o, j)
                         d = _load_d(PATH, HALF, w, o + j*D)
                         if HAS_MIN: m = _load_d(PATH, HALF, w, o + (8 + j)*D)
-                        for c in range(C):
-                            t = load_floats(sums, c*32)
-                            t = fused(d, to_floats(_sum_32(PATH, CODE, OFFSET, u, x, k + at[c])), t)
-                            if HAS_MIN: t = fused(m, to_floats(spread_word(x, k + at[c] + _SUM)), t)
-                            store_floats(sums, c*32, t)
+                        for c in range(0, C, 2):
+                            ks = k + at[c], k + at[c + 1]
+                            both = _sums_32(PATH, CODE, OFFSET, u, x, ks)
+                            for p in range(2):
+                                t = fused(d, to_floats(both[p]), load_floats(sums, (c + p)*32))
+                                if HAS_MIN: t = fused(m, to_floats(spread_word(x, ks[p] + _SUM)), t)
+                                store_floats(sums, (c + p)*32, t)
                     for c in range(C):
-                        t = fmul(load_floats(sums, c*32), spread_float(xd, leaf*W + rows[c]//r))
+                        t = fmul(load_floats(sums, c*32), spread_float(xd, leaf*W + at[c]//RECORD))
                         store_floats(sums, c*32 + 16, fadd(load_floats(sums, c*32 + 16), t))
                         store_floats(sums, c*32, zero_floats())
                     o += HEAD + 8*STEP
