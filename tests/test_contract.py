@@ -11,6 +11,7 @@ import alphabook.cpu_products as cpu
 import alphabook.cpu_hybrid as cpu_hybrid
 import alphabook.hybrid as hybrid_spec
 from alphabook.blocks import FORMATS, STEPS, int_bound, quantize_acts
+from alphabook.tape import set_threads
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
 sys.path.insert(0, str(GOLDEN))
@@ -91,9 +92,9 @@ def test_rows_do_not_see_each_other(type, width):
     for start in range(0, 64, width):
         assert cpu.matmul(w, x[start:start + width]).tobytes() == alone[start:start + width].tobytes()
     for threads in (1, 2):
-        cpu.set_threads(threads)
+        set_threads(threads)
         assert cpu.matmul(w, x[::-1].copy()).tobytes() == alone[::-1].tobytes()
-    cpu.set_threads()
+    set_threads()
 
 
 def test_attention_far_out():

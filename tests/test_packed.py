@@ -8,7 +8,7 @@ import alphabook.cpu_products as cpu
 import alphabook.vectors as vectors
 from alphabook.blocks import FLOAT_TYPES, FORMATS, decode, random_blocks
 from alphabook.modelfile import TYPE
-from alphabook.tape import recording
+from alphabook.tape import recording, set_threads
 
 PATHS = vectors.available_paths()
 
@@ -48,11 +48,11 @@ def test_long_rows_many_columns_any_threads(type):
     w = cpu.load_matrix(data, type)
     want = spec.matmul(spec.load_matrix(data, type), x[:3])
     for threads in (1, 2, 3):
-        cpu.set_threads(threads)
+        set_threads(threads)
         assert cpu.matmul(w, x[:3]).tobytes() == want.tobytes()
         alone = np.concatenate([cpu.matmul(w, x[i:i + 1]) for i in range(64)])
         for W in (2, 31, 32, 33, 64): assert cpu.matmul(w, x[:W]).tobytes() == alone[:W].tobytes(), (W, threads)
-    cpu.set_threads()
+    set_threads()
 
 
 @pytest.mark.parametrize('type', FORMATS)
