@@ -1,8 +1,10 @@
 """What the tests share: where the project is, and the fetched models, if they are there."""
-import sys
+import os, sys
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault("TRITON_INTERPRET", "1")   # before anything imports triton: its own functions look at it, too
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "docs"))   # the site's builder is not part of the package
