@@ -7,12 +7,13 @@ __all__ = ['LINE', 'WAKE', 'CHUNK', 'kernel', 'set_threads', 'address', 'argumen
            'fetch_add', 'look', 'call', 'give_way', 'play', 'Pool', 'Tape', 'wait_for_all', 'share', 'NotRecordable',
            'recording', 'side_by_side', 'empty', 'profile']
 
-# %% ../nbs/09b_tape.ipynb #99410dfe
+# %% ../nbs/09b_tape.ipynb #ac012bbd
 import gc, hashlib, math, os, time, weakref
 from bisect import bisect, insort
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
+from itertools import count
 from pathlib import Path
 
 import llvmlite.binding as llvm
@@ -83,9 +84,10 @@ def uncollected():
     finally:
         if was: gc.enable()
 
-# %% ../nbs/09b_tape.ipynb #7ec8aebc
+# %% ../nbs/09b_tape.ipynb #32310ff0
 _word = ir.IntType(64)
 _trampoline_type = ir.FunctionType(ir.VoidType(), [_word]*3)         # (lo, hi, address of the words)
+_numbers = count()
 
 @cache
 @global_compiler_lock
@@ -98,7 +100,8 @@ def trampoline(kernel, # from `kernel`
     context, symbol = compiled.target_context, compiled.fndesc.llvm_func_name
     library = context.codegen().create_library("trampoline")
     module = library.create_ir_module("trampoline")
-    name, target = f"trampoline.{id(compiled)}", f"kernel.{id(compiled)}"
+    number = f"{id(compiled)}.{next(_numbers)}"              # an id alone may come again, and LLVM keeps the old symbol
+    name, target = f"trampoline.{number}", f"kernel.{number}"
     llvm.add_symbol(target, compiled.library.get_pointer_to_function(symbol))
     f = ir.Function(module, _trampoline_type, name)
     builder = ir.IRBuilder(f.append_basic_block())
