@@ -1727,5 +1727,4 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                    'alphabook.vectors.unpack': ('vectors.html#unpack', 'alphabook/vectors.py'),
                                    'alphabook.vectors.vdot': ('vectors.html#vdot', 'alphabook/vectors.py'),
                                    'alphabook.vectors.weigh': ('vectors.html#weigh', 'alphabook/vectors.py'),
-                                   'alphabook.vectors.where_less': ('vectors.html#where_less', 'alphabook/vectors.py'),
                                    'alphabook.vectors.within': ('vectors.html#within', 'alphabook/vectors.py')}}}
