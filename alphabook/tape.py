@@ -24,7 +24,7 @@ from numba.core import cgutils
 from numba.core.compiler_lock import global_compiler_lock
 from numba.extending import intrinsic
 
-# %% ../nbs/09b_tape.ipynb #6820c8f2
+# %% ../nbs/09b_tape.ipynb #e2a03422
 def _stamp(folder: Path) -> tuple: # what numba compares
     "A fingerprint of everything that kernels are made of."
     h = hashlib.sha256()
@@ -34,9 +34,17 @@ def _stamp(folder: Path) -> tuple: # what numba compares
 
 _STAMP = _stamp(Path(__file__).parent if "__file__" in globals() else Path("../alphabook"))
 
+def _variant(f) -> str: # hexadecimal
+    "A fingerprint of a function's own code and of the numbers and words that it was made with."
+    code = f.__code__
+    constants = [c for c in code.co_consts if not hasattr(c, "co_code")]           # code prints its address
+    made_of = code.co_code, constants, code.co_names, [cell.cell_contents for cell in f.__closure__ or ()]
+    return hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]
+
 def kernel(f, # function of (lo, hi, *args), or one that such functions call
            ): # compiled when called first, or read from disk
     "Compile with numba, without fast-math, and keep the result until any source of a kernel changes."
+    f.__qualname__ += f".{_variant(f)}"
     f = njit(f, cache=True, error_model="numpy", nogil=True)
     f._cache._cache_file._source_stamp = _STAMP
     return f

@@ -131,3 +131,31 @@ def test_an_upgrade_is_noticed(tmp_path):
     assert output(1) == '1 0'                        # compiled
     assert output(1) == '1 1'                        # read from disk
     assert output(2) == '2 0'                        # numba alone would have said 1, for user.py is what it was
+
+
+def test_siblings_of_other_processes_keep_their_code(tmp_path):
+    "Two processes compile one sibling each, both as numba's number one; a third, which reads both from disk, tells them apart."
+    (tmp_path/'siblings.py').write_text('''import numpy as np
+from alphabook.tape import kernel, recording, share
+
+def adder(n):
+    @kernel
+    def add(lo, hi, x):
+        for i in range(lo, hi): x[i] += n
+    return add
+
+SMALL, LARGE = adder(1), adder(1000)
+
+def added(f):
+    x = np.zeros(1, np.int64)
+    f(0, 1, x)                                   # by numba's wrapper
+    with recording() as tape: share(f, 1, 1, x)
+    tape.play()                                  # by name
+    return int(x[0]), sum(f.stats.cache_hits.values())
+''')
+    def output(run):
+        env = os.environ | dict(PYTHONPATH=os.pathsep.join(sys.path), NUMBA_CACHE_DIR=str(tmp_path/'cache'))
+        return subprocess.run([sys.executable, '-c', 'from siblings import *; print(' + run + ')'], env=env, cwd=tmp_path,
+                              text=True, check=True, capture_output=True).stdout.strip()
+    assert output('added(SMALL)') == '(2, 0)' and output('added(LARGE)') == '(2000, 0)'
+    assert output('added(SMALL), added(LARGE)') == '(2, 1) (2000, 1)'
