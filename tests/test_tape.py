@@ -146,16 +146,17 @@ def adder(n):
 
 SMALL, LARGE = adder(1), adder(1000)
 
-def added(f):
-    x = np.zeros(1, np.int64)
-    f(0, 1, x)                                   # by numba's wrapper
-    with recording() as tape: share(f, 1, 1, x)
-    tape.play()                                  # by name
-    return int(x[0]), sum(f.stats.cache_hits.values())
+def added(*siblings):
+    x = np.zeros(len(siblings), np.int64)
+    for i, f in enumerate(siblings): f(i, i + 1, x)                       # by numba's wrapper: all are in memory now
+    with recording() as tape:
+        for i, f in enumerate(siblings): share(f, 1, 1, x[i:])
+    tape.play()                                                           # by name
+    return x.tolist(), [sum(f.stats.cache_hits.values()) for f in siblings]
 ''')
     def output(run):
         env = os.environ | dict(PYTHONPATH=os.pathsep.join(sys.path), NUMBA_CACHE_DIR=str(tmp_path/'cache'))
         return subprocess.run([sys.executable, '-c', 'from siblings import *; print(' + run + ')'], env=env, cwd=tmp_path,
                               text=True, check=True, capture_output=True).stdout.strip()
-    assert output('added(SMALL)') == '(2, 0)' and output('added(LARGE)') == '(2000, 0)'
-    assert output('added(SMALL), added(LARGE)') == '(2, 1) (2000, 1)'
+    assert output('added(SMALL)') == '([2], [0])' and output('added(LARGE)') == '([2000], [0])'
+    assert output('added(SMALL, LARGE)') == '([2, 2000], [1, 1])'
