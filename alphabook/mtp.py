@@ -23,14 +23,14 @@ from .stream_layers import read_streams, stream_block
 from .tape import NotRecordable, empty, kernel, share
 from .vectors import fadd, fmax, fsub, fold_16, get, spread, top_16, vexp, zero_floats
 
-# %% ../nbs/14_mtp.ipynb #57e49075
+# %% ../nbs/14_mtp.ipynb #80bb0a7f
 def load_block(model: Model, # the trunk
                mf: ModelFile, # its file
                side: ModelFile = None, # another file, with a block for it
                ) -> Model: # of one layer
     "The MTP block as a model that borrows what it lacks. ValueError if there is none, or it is another model's."
     cfg = load_mtp_config(side, model.cfg) if side else model.cfg
-    if not cfg.n_mtp: raise ValueError(f"{mf.path}: has no block that drafts (MTP); give a file that has (--draft-model)")
+    if not cfg.n_mtp: raise ValueError(f"{mf.path}: has no block that drafts (MTP); --draft-model can give one")
     tensors, layer, own = model_tensors(side or mf, cfg), SimpleNamespace(index=0, slot=0), copy.copy(model)
     for name in draft_names(cfg):
         attr = short_name(name)[1]
