@@ -1407,6 +1407,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                   'alphabook.rounds.finish': ('rounds.html#finish', 'alphabook/rounds.py'),
                                   'alphabook.rounds.head': ('rounds.html#head', 'alphabook/rounds.py'),
                                   'alphabook.rounds.prefill': ('rounds.html#prefill', 'alphabook/rounds.py'),
+                                  'alphabook.rounds.read_out': ('rounds.html#read_out', 'alphabook/rounds.py'),
                                   'alphabook.rounds.recorded': ('rounds.html#recorded', 'alphabook/rounds.py'),
                                   'alphabook.rounds.run_round': ('rounds.html#run_round', 'alphabook/rounds.py'),
                                   'alphabook.rounds.trunk': ('rounds.html#trunk', 'alphabook/rounds.py')},
