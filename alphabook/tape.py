@@ -182,14 +182,14 @@ def _compile_some(wanted, todo): # numbers to read from
         f, signature = wanted[number[0]]
         f.compile(signature)
 
-# %% ../nbs/09b_tape.ipynb #82283b5c
+# %% ../nbs/09b_tape.ipynb #bcaf5a73
 def _copy(wanted, todo) -> int: # process, or 0
-    "A copy of this process that compiles some."
+    "A copy of this process compiles some."
     try: process = os.fork()
     except OSError: return 0
     if process: return process
     try: _compile_some(wanted, todo)
-    finally: os._exit(0)                                     # without what a process does in the end: that is the original's
+    finally: os._exit(0)                                     # what a process does in the end is for the original
 
 def _gather(copies, todo, patience = 60): # seconds
     "Wait for the copies, but not for ever."
