@@ -34,13 +34,14 @@ def prompts_folder() -> Path:
     try: return Path(str(resources.files("alphabook._prompts")))
     except ModuleNotFoundError: return Path(str(resources.files("alphabook"))).parent/"data"/"prompts"
 
-# %% ../nbs/13a_prompts.ipynb #f9a8cdbc
+# %% ../nbs/13a_prompts.ipynb #92580945
 def read_prompts(path: Path) -> list: # of Prompt
     "The prompts of a file with one JSON object a line. `ValueError` names the line that can't be read."
     found = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try: found.append(Prompt(**json.loads(line)))
-        except (TypeError, ValueError) as e: raise ValueError(f"{path.name}, line {number}: not a prompt: {e}") from None
+        except (TypeError, ValueError) as e:
+            raise ValueError(f"{path.name}, line {number}: not a prompt: {e}") from None
     return found
 
 # %% ../nbs/13a_prompts.ipynb #36e58be6
