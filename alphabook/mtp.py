@@ -23,7 +23,7 @@ from .stream_layers import read_streams, stream_block
 from .tape import NotRecordable, empty, kernel, share
 from .vectors import fadd, fmax, fsub, fold_16, get, spread, top_16, vexp, zero_floats
 
-# %% ../nbs/14_mtp.ipynb #80bb0a7f
+# %% ../nbs/14_mtp.ipynb #6e27a924
 def load_block(model: Model, # the trunk
                mf: ModelFile, # its file
                side: ModelFile = None, # another file, with a block for it
@@ -35,9 +35,10 @@ def load_block(model: Model, # the trunk
     for name in draft_names(cfg):
         attr = short_name(name)[1]
         setattr(layer, attr, load_tensor(model.ops, tensors[name], attr.removeprefix("nextn_"), cfg.tied))
+    enter(model, [])                           # from here on both remember the same rows of the table
     own.layers, own.whole = [layer], copy.copy(model.whole)
     own.cfg = replace(cfg, n_layer=1, n_mtp=0, mixers=("attention",), swa_layers=(False,), ple_layer=-1)
-    own.whole.token_embd = getattr(layer, "nextn_embed_tokens", model.whole.token_embd)
+    if hasattr(layer, "nextn_embed_tokens"): own.whole.token_embd, own.whole.rows = layer.nextn_embed_tokens, {}
     own.head = getattr(layer, "nextn_shared_head_head", model.head)
     if not cfg.streams: own.whole.output_norm = getattr(layer, "nextn_shared_head_norm", model.whole.output_norm)
     return own
