@@ -7,7 +7,7 @@ __all__ = ['BACKENDS', 'CPU_ONLY', 'WIDEST', 'AHEAD', 'SPARE', 'StopStrings', 'G
            'load_model', 'check_flags', 'Session', 'Engine', 'mtp_block', 'new_policy', 'prompt_ids', 'naming',
            'count_round', 'spoken', 'weights_of', 'chosen', 'ahead', 'borrowed', 'run', 'told', 'stream', 'generate']
 
-# %% ../nbs/23_engine.ipynb #8e8f6560
+# %% ../nbs/23_engine.ipynb #7f7d064f
 import ctypes
 import hashlib
 import html
@@ -28,7 +28,7 @@ from .fetch import resolve_model
 from .layers import Model
 from .modelfile import ModelFile
 from .mtp import MtpDrafter, load_block
-from .policy import Alone
+from .policy import Alone, Auto, measure_rounds
 from .rounds import prefill, run_round
 from .sampling import choose, verdict
 from .tokenizer import Tokenizer
@@ -149,14 +149,15 @@ def check_flags(mode: str = "exact", # exact, plain or fast
         if part != "f16" and mode != "fast": raise ValueError(f"--kv {kv}: mode {mode} keeps keys and values in f16")
         if part != "f16": raise ValueError(f"--kv {kv}: only f16 is part of this version")
 
-# %% ../nbs/23_engine.ipynb #54b8c0cc
+# %% ../nbs/23_engine.ipynb #e53e981d
 class Session:
     "A cache with the ids it holds, and what drafts for it; a prompt that continues them only pays for what is new."
     def __init__(self, engine, n_ctx: int, # engine, positions to make room for
                  keep: int = 4, # most checkpoints of recurrent layers
                  drafter: str = None): # auto, mtp, copy or none; None: the engine's
         self.drafter = drafter or engine.drafter
-        self.cache, self.policy = engine.model.new_cache(n_ctx, keep), engine.new_policy(self.drafter, n_ctx)
+        self.cache = engine.model.new_cache(n_ctx, keep)
+        self.policy = engine.new_policy(self.drafter, self.cache)
 
     @property
     def ids(self) -> list: return self.cache.ids[:self.cache.n].tolist()
@@ -174,14 +175,14 @@ class Session:
         ids, hidden = self.cache.ids[:self.cache.n], getattr(self.cache, "hidden", None)
         if self.policy: self.policy.committed(ids, hidden, prompt)
 
-# %% ../nbs/23_engine.ipynb #8989533b
+# %% ../nbs/23_engine.ipynb #508552fe
 class Engine:
     "A loaded model: `stream` and `generate` text with it."
     def __init__(self, mf: ModelFile, device: str, mode: str, n_ctx: int = None, progress = None,
                  drafter: str = "auto", draft_file: ModelFile = None):
         check_float_mode()
         self.mf, self.cfg, self.device, self.mode = mf, load_config(mf), device, mode
-        self.drafter, self.draft_file, self.block, self.spare = drafter, draft_file, None, []
+        self.drafter, self.draft_file, self.block, self.prices, self.spare = drafter, draft_file, None, None, []
         self.tokenizer = Tokenizer.from_meta(mf.meta, str(mf.path))
         self.n_ctx = min(n_ctx or self.cfg.n_ctx, self.cfg.n_ctx)
         self.model = load_model(mf, self.cfg, device, progress)
@@ -204,7 +205,9 @@ class Engine:
         if device == "auto" and mf.meta.get("general.architecture") in CPU_ONLY: usable = "cpu"
         cpu_backend.set_threads(threads)
         if n_ctx is not None and n_ctx < 1: raise ValueError(f"--ctx {n_ctx}: must be at least 1")
-        return cls(mf, usable, mode, n_ctx, progress, drafter, draft_model and ModelFile(draft_model))
+        try: side = ModelFile(draft_model) if draft_model else None
+        except (OSError, ValueError) as e: raise ValueError(f"--draft-model {e}") from None
+        return cls(mf, usable, mode, n_ctx, progress, drafter, side)
 
     def chat_template(self) -> ChatTemplate:
         "The model's chat template."
@@ -214,7 +217,7 @@ class Engine:
         "A session that keeps its keys and values between prompts."
         return Session(self, min(n_ctx or self.n_ctx, self.n_ctx), drafter=drafter)
 
-# %% ../nbs/23_engine.ipynb #c8ad3a8a
+# %% ../nbs/23_engine.ipynb #e47904d2
 def mtp_block(self: Engine):
     "The block that drafts, loaded when it is first needed. ValueError if there is none."
     if self.device not in BACKENDS: raise ValueError(f"--drafter mtp: not part of this version on {self.device}")
@@ -222,13 +225,15 @@ def mtp_block(self: Engine):
     return self.block
 
 def new_policy(self: Engine, drafter: str, # auto, mtp, copy or none
-               n_ctx: int): # positions; → policy (chapter 17), or None
+               cache): # of the session; empty → policy (chapter 17), or None
     "What drafts for a new session."
     check_flags(self.mode, drafter)
     if drafter == "none" or self.mode == "plain" or drafter == "auto" and self.device != "cpu": return None
     if drafter == "copy": return Alone(CopyDrafter())
-    if drafter == "mtp" or self.cfg.n_mtp or self.draft_file: return Alone(MtpDrafter(self.mtp_block(), n_ctx))
-    return Alone(CopyDrafter())
+    if drafter == "mtp": return Alone(MtpDrafter(self.mtp_block(), cache.n_ctx))
+    self.prices = self.prices or measure_rounds(self.model, cache)
+    has_block = self.cfg.n_mtp or self.draft_file
+    return Auto(self.prices, has_block and MtpDrafter(self.mtp_block(), cache.n_ctx), CopyDrafter())
 
 Engine.mtp_block, Engine.new_policy = mtp_block, new_policy
 
@@ -267,7 +272,7 @@ def count_round(g: Generation, name: str, # the drafter
     per += [0]*(drafted - len(per))
     for i in range(accepted): per[i] += 1
 
-# %% ../nbs/23_engine.ipynb #6b37311d
+# %% ../nbs/23_engine.ipynb #1d30e0a0
 WIDEST = 64                                    # rows of a round
 
 def spoken(engine: Engine, session: Session, token: int, # the last token, said but not read
@@ -280,18 +285,22 @@ def spoken(engine: Engine, session: Session, token: int, # the last token, said 
         cache.ids[at] = token
         most = min(n, cache.room, WIDEST) - 1
         drafts, _, name = policy.draft(cache.ids[:at + 1], most) if policy else ((), (), "none")
+        before = time.perf_counter()
         logits = run_round(engine.model, cache, [token, *drafts])
+        after = time.perf_counter()
         ids = verdict(logits, drafts, at + 1, sampling, weights_of(engine))
-    if policy: policy.verified(len(drafts), len(ids) - 1, time.perf_counter() - start)
-    said = 0
+    said, spent = 0, time.perf_counter() - start
     try:
         for row, id in zip(logits, ids):
             if digest: digest.update(row.astype("<f4").tobytes())
             said += 1
             yield id
     finally:
+        start = time.perf_counter()
         cache.commit(at + said)
         session.tell(False)
+        spent += time.perf_counter() - start
+        if policy: policy.verified(len(drafts), len(ids) - 1, spent, after - before)
         count_round(g, name, len(drafts), min(said, len(ids) - 1))
 
 # %% ../nbs/23_engine.ipynb #2fccfdff

@@ -130,7 +130,7 @@ def run_pass(own: Model, cache: Cache, ids, h): # as of `Pass.run`
     cache.n = cache.written[:] = n + W
     return out
 
-# %% ../nbs/14_mtp.ipynb #f063f41d
+# %% ../nbs/14_mtp.ipynb #7698ab90
 CHUNK = 64                                     # most pairs of a pass
 
 class MtpDrafter:
@@ -145,6 +145,7 @@ class MtpDrafter:
         self.cache, self.ids = own.new_cache(n_ctx), np.zeros(n_ctx, np.int32)
         self.hidden = np.zeros((n_ctx, streams, own.cfg.n_embd) if streams else (n_ctx, own.cfg.n_embd), np.float16)
         self.n = self.known = 0                # pairs that the block has read; positions that the trunk has
+        self.head_ids = None                   # what the head's rows stand for; None: themselves
 
     def committed(self, ids, # int [n]: the text that the trunk has read
                   hidden, # `cache.hidden` of the round, whose first rows are those that are new
@@ -152,7 +153,8 @@ class MtpDrafter:
         "Note what a round left; reads pairs only when many are lacking."
         new, to = slice(self.known, len(ids)), len(ids)
         self.ids[new] = ids[new]
-        np.clip(hidden[:to - self.known], -65504, 65504, out=self.hidden[new], casting="unsafe")
+        self.hidden[new] = hidden[:to - self.known]
+        if self.own.cfg.streams: np.nan_to_num(self.hidden[new], copy=False)               # these are not normed
         self.known = to
         while self.known - self.n > CHUNK: self.read(self.ids[self.n + 1:self.n + CHUNK + 1])
 
@@ -162,6 +164,13 @@ class MtpDrafter:
         self.n += len(following)
         return out
 
+    def use_head(self, head, # a matrix of some rows of the vocabulary
+                 ids): # int [rows]: their ids; None: of all, in order
+        "Guess with another head, such as one of fewer tokens (chapter 16)."
+        self.own, self.head_ids = copy.copy(self.own), ids
+        self.own.head = head
+        self.cache.tapes.clear()
+
     def rollback(self, n: int): # positions of the text that stay
         "The text was cut, and may go on differently."
         self.known = min(self.known, n)
@@ -170,16 +179,21 @@ class MtpDrafter:
 
     def reset(self): self.rollback(0)
 
-# %% ../nbs/14_mtp.ipynb #3d3b60ac
+# %% ../nbs/14_mtp.ipynb #0b1d7ea9
 def draft(self: MtpDrafter, ids, # the text, whose last token the trunk has not read
-          n: int = 5): # most drafts → (ids, confidences)
+          n: int = 5, # most drafts
+          worth: float = 0.0, # a chain that is less likely to hold ends, too
+          trust = float): # function: what a confidence is worth → (ids, confidences)
     "Guess the tokens behind the text, until one is too unlikely. Confidences: of each, if those before it hold."
-    drafts, parts, n = [], [], min(n, self.depth, self.cache.n_ctx - len(ids) + 1)
+    drafts, parts, chain, n = [], [], 1.0, min(n, self.depth, self.cache.n_ctx - len(ids) + 1)
     if n < 1 or not self.known: return drafts, parts
     self.n = min(self.n, self.known - 1)   # asked twice: the last token may be another
     self.cache.rollback(self.n)
     id, part, h = self.read([*self.ids[self.n + 1:self.known], ids[-1]])
     while part >= self.min_p:
+        chain *= trust(part)
+        if chain < worth: break
+        if self.head_ids is not None: id = int(self.head_ids[id])
         drafts.append(id); parts.append(part)
         if len(drafts) == n: break
         id, part, h = run_pass(self.own, self.cache, [id], h)
