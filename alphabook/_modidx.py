@@ -1611,6 +1611,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                 'alphabook.tape._load_arguments': ('tape.html#_load_arguments', 'alphabook/tape.py'),
                                 'alphabook.tape._place': ('tape.html#_place', 'alphabook/tape.py'),
                                 'alphabook.tape._stamp': ('tape.html#_stamp', 'alphabook/tape.py'),
+                                'alphabook.tape._stamp_of': ('tape.html#_stamp_of', 'alphabook/tape.py'),
                                 'alphabook.tape._variant': ('tape.html#_variant', 'alphabook/tape.py'),
                                 'alphabook.tape.address': ('tape.html#address', 'alphabook/tape.py'),
                                 'alphabook.tape.argument_words': ('tape.html#argument_words', 'alphabook/tape.py'),
