@@ -26,7 +26,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.serialize import dumps
 from numba.extending import intrinsic
 
-# %% ../nbs/09b_tape.ipynb #ee8a9afc
+# %% ../nbs/09b_tape.ipynb #3c836507
 def _stamp(folder: Path) -> str: # hexadecimal
     "A fingerprint of what kernels of several chapters are made of."
     h = hashlib.sha256(numba.__version__.encode())
@@ -43,7 +43,8 @@ def _stamp_of(path: Path) -> str: # file that holds a kernel, or says it does
 
 class KernelFiles:
     "A kernel's compilations on disk, as numba asks for them: a file each, for a version of the sources and a key."
-    def __init__(self, folder: str, name: str, stamp: str): self.folder, self.name, self.stamp = Path(folder), name, stamp
+    def __init__(self, folder: str, name: str, stamp: str):
+        self.folder, self.name, self.stamp = Path(folder), name, stamp
 
     def path(self, key) -> Path: # key: argument types, processor, code
         return self.folder/f"{self.name}.{self.stamp}.{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}.nbc"
