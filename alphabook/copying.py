@@ -7,18 +7,19 @@ __all__ = ['MOST', 'DEPTH', 'LATEST', 'PARENT', 'TOKEN', 'BEFORE', 'LENGTHS', 'G
            'child_of', 'hang_all', 'enter_context', 'enter_contexts', 'leave_contexts', 'CopyIndex', 'double', 'append',
            'cut', 'match', 'sync', 'copied', 'HitRates', 'CopyDrafter', 'score', 'committed', 'draft']
 
-# %% ../nbs/15_copying.ipynb #9c4bf35d
+# %% ../nbs/15_copying.ipynb #ddd466e7
 import numpy as np
-from numba import njit
+
+from .tape import kernel
 
 # %% ../nbs/15_copying.ipynb #f82fc3da
 MOST = 32                                      # tokens of agreement that count
 
-# %% ../nbs/15_copying.ipynb #346e55f7
+# %% ../nbs/15_copying.ipynb #3876a5f2
 DEPTH, LATEST, PARENT, TOKEN = range(4)        # columns of a node
 BEFORE = 2**31 - 1                             # stands for the tokens before the text
 
-@njit(cache=True, nogil=True)
+@kernel
 def slot_of(keys, parent, token): # int64 [power of two] → (slot, key)
     "The slot that holds a key, or the empty one (-1) where it belongs."
     key = np.int64(parent) << 32 | np.int64(token)
@@ -27,16 +28,16 @@ def slot_of(keys, parent, token): # int64 [power of two] → (slot, key)
     while keys[slot] != key and keys[slot] != -1: slot = (slot + 1) & mask
     return slot, key
 
-# %% ../nbs/15_copying.ipynb #d35ec9cb
-@njit(cache=True, nogil=True)
+# %% ../nbs/15_copying.ipynb #6791a435
+@kernel
 def hang(nodes, keys, kids, node, parent, token):
     "Make a node the child of a parent at a token."
     nodes[node, PARENT], nodes[node, TOKEN] = parent, token
     slot, key = slot_of(keys, parent, token)
     keys[slot], kids[slot] = key, node
 
-# %% ../nbs/15_copying.ipynb #d8ae37db
-@njit(cache=True, nogil=True)
+# %% ../nbs/15_copying.ipynb #1d450ef7
+@kernel
 def child_of(nodes, n_nodes, keys, kids, parent, token): # node, or -1
     "The child of a node at a token."
     slot, key = slot_of(keys, parent, token)
@@ -44,14 +45,14 @@ def child_of(nodes, n_nodes, keys, kids, parent, token): # node, or -1
     if keys[slot] != key or c >= n_nodes: return -1
     return c if nodes[c, PARENT] == parent and nodes[c, TOKEN] == token else -1
 
-# %% ../nbs/15_copying.ipynb #c464888d
-@njit(cache=True, nogil=True)
+# %% ../nbs/15_copying.ipynb #cf7ff5c6
+@kernel
 def hang_all(nodes, n_nodes, keys, kids):
     "Fill an empty table with the nodes."
     for node in range(1, n_nodes): hang(nodes, keys, kids, node, nodes[node, PARENT], nodes[node, TOKEN])
 
-# %% ../nbs/15_copying.ipynb #c7e0994a
-@njit(cache=True, nogil=True)
+# %% ../nbs/15_copying.ipynb #54d0baca
+@kernel
 def enter_context(text, i, nodes, keys, kids, log, found, used):
     "Walk down with the context that ends at text[i], note the match in found[i], add what is new."
     node, depth, n, entries = 0, 0, used[0], used[1]
@@ -82,8 +83,8 @@ def enter_context(text, i, nodes, keys, kids, log, found, used):
         n, entries = n + 1, entries + 1
     used[0], used[1] = n, entries
 
-# %% ../nbs/15_copying.ipynb #1bbd0916
-@njit(cache=True, nogil=True)
+# %% ../nbs/15_copying.ipynb #c8170d57
+@kernel
 def enter_contexts(text, start, stop, nodes, keys, kids, log, marks, found, used): # position reached
     "Add the contexts that end at start … stop − 1, as long as there is room."
     for i in range(start, stop):
@@ -92,8 +93,8 @@ def enter_contexts(text, start, stop, nodes, keys, kids, log, marks, found, used
         enter_context(text, i, nodes, keys, kids, log, found, used)
     return stop
 
-# %% ../nbs/15_copying.ipynb #c0bb5d75
-@njit(cache=True, nogil=True)
+# %% ../nbs/15_copying.ipynb #c3242b9e
+@kernel
 def leave_contexts(entries, nodes, keys, kids, log, used):
     "Undo what the log notes from `entries` on, latest first."
     for e in range(used[1] - 1, entries - 1, -1):
