@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['BACKENDS', 'CPU_ONLY', 'WIDEST', 'AHEAD', 'SPARE', 'StopStrings', 'Generation', 'Token', 'gpu_lacks', 'pick_backend',
-           'load_model', 'check_flags', 'Session', 'Engine', 'prompt_ids', 'naming', 'count_round', 'spoken',
-           'weights_of', 'chosen', 'ahead', 'borrowed', 'run', 'told', 'stream', 'generate']
+           'load_model', 'check_flags', 'Session', 'Engine', 'mtp_block', 'new_policy', 'prompt_ids', 'naming',
+           'count_round', 'spoken', 'weights_of', 'chosen', 'ahead', 'borrowed', 'run', 'told', 'stream', 'generate']
 
 # %% ../nbs/23_engine.ipynb #8e8f6560
 import ctypes
@@ -149,9 +149,9 @@ def check_flags(mode: str = "exact", # exact, plain or fast
         if part != "f16" and mode != "fast": raise ValueError(f"--kv {kv}: mode {mode} keeps keys and values in f16")
         if part != "f16": raise ValueError(f"--kv {kv}: only f16 is part of this version")
 
-# %% ../nbs/23_engine.ipynb #eac1442b
+# %% ../nbs/23_engine.ipynb #54b8c0cc
 class Session:
-    "A cache with the ids it holds, and drafters that know them; a prompt that continues them only pays for what is new."
+    "A cache with the ids it holds, and what drafts for it; a prompt that continues them only pays for what is new."
     def __init__(self, engine, n_ctx: int, # engine, positions to make room for
                  keep: int = 4, # most checkpoints of recurrent layers
                  drafter: str = None): # auto, mtp, copy or none; None: the engine's
@@ -171,9 +171,10 @@ class Session:
 
     def tell(self, prompt: bool): # whether the tokens are the prompt's
         "Tell the drafters what the model has read."
-        if self.policy: self.policy.committed(self.cache.ids[:self.cache.n], getattr(self.cache, "hidden", None), prompt)
+        ids, hidden = self.cache.ids[:self.cache.n], getattr(self.cache, "hidden", None)
+        if self.policy: self.policy.committed(ids, hidden, prompt)
 
-# %% ../nbs/23_engine.ipynb #f1c26ac8
+# %% ../nbs/23_engine.ipynb #8989533b
 class Engine:
     "A loaded model: `stream` and `generate` text with it."
     def __init__(self, mf: ModelFile, device: str, mode: str, n_ctx: int = None, progress = None,
@@ -213,20 +214,23 @@ class Engine:
         "A session that keeps its keys and values between prompts."
         return Session(self, min(n_ctx or self.n_ctx, self.n_ctx), drafter=drafter)
 
-    def mtp_block(self):
-        "The block that drafts, loaded when it is first needed. ValueError if there is none."
-        if self.device not in BACKENDS: raise ValueError(f"--drafter mtp: not part of this version on {self.device}")
-        if not self.block: self.block = load_block(self.model, self.mf, self.draft_file)
-        return self.block
+# %% ../nbs/23_engine.ipynb #c8ad3a8a
+def mtp_block(self: Engine):
+    "The block that drafts, loaded when it is first needed. ValueError if there is none."
+    if self.device not in BACKENDS: raise ValueError(f"--drafter mtp: not part of this version on {self.device}")
+    if not self.block: self.block = load_block(self.model, self.mf, self.draft_file)
+    return self.block
 
-    def new_policy(self, drafter: str, # auto, mtp, copy or none
-                   n_ctx: int): # positions; → policy (chapter 17), or None
-        "What drafts for a new session."
-        check_flags(self.mode, drafter)
-        if drafter == "none" or self.mode == "plain" or drafter == "auto" and self.device != "cpu": return None
-        if drafter == "copy": return Alone(CopyDrafter())
-        if drafter == "mtp" or self.cfg.n_mtp or self.draft_file: return Alone(MtpDrafter(self.mtp_block(), n_ctx))
-        return Alone(CopyDrafter())
+def new_policy(self: Engine, drafter: str, # auto, mtp, copy or none
+               n_ctx: int): # positions; → policy (chapter 17), or None
+    "What drafts for a new session."
+    check_flags(self.mode, drafter)
+    if drafter == "none" or self.mode == "plain" or drafter == "auto" and self.device != "cpu": return None
+    if drafter == "copy": return Alone(CopyDrafter())
+    if drafter == "mtp" or self.cfg.n_mtp or self.draft_file: return Alone(MtpDrafter(self.mtp_block(), n_ctx))
+    return Alone(CopyDrafter())
+
+Engine.mtp_block, Engine.new_policy = mtp_block, new_policy
 
 # %% ../nbs/23_engine.ipynb #0614bc61
 def prompt_ids(engine: Engine, prompt, # text, or ids
