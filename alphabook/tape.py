@@ -297,11 +297,11 @@ class Pool:
         i = bisect(self.places, (at, math.inf)) - 1
         return i >= 0 and at < self.places[i][1]
 
-# %% ../nbs/09b_tape.ipynb #f666c855
+# %% ../nbs/09b_tape.ipynb #c0d5afea
 class Tape:
     "Operations in the order in which they were issued."
     def __init__(self):
-        self.program, self.kernels, self.arguments, self.names = [], [], [], []
+        self.program, self.kernels, self.arguments, self.names = [], {}, [], []
         self.first_of_group, self.pool = None, Pool()
 
     def record(self, kernel, # from `kernel`
@@ -311,7 +311,7 @@ class Tape:
         signature = types.int64, types.int64, *map(type_of, args)
         words = np.array([w for a in args for w in argument_words(a)], np.int64)
         others = [a for a in args if isinstance(a, np.ndarray) and not self.pool.owns(a)]
-        self.kernels.append((kernel, signature))
+        self.kernels[len(self.program)] = kernel, signature
         self.arguments.append((words, others))
         largest = max((a.nbytes for a in args if isinstance(a, np.ndarray)), default=0)
         self.names.append((kernel.__name__, largest))
@@ -320,10 +320,9 @@ class Tape:
 
     def close(self):
         "The program as kernels read it."
-        compile_together(self.kernels)
+        compile_together(self.kernels.values())
         self.program = np.array(self.program, np.int64).reshape(-1, 5)
-        self.kernels = [trampoline(*k) for k in self.kernels]
-        if self.kernels: self.program[:, 0] = [entry for entry, _ in self.kernels]
+        for i, k in self.kernels.items(): self.program[i, 0] = trampoline(*k)[0]           # which is kept for ever
 
     def play(self):
         "Run everything, by all threads."
