@@ -50,6 +50,7 @@ def test_bad_counts_are_refused():
 def test_recorded_lines():
     "What AlphaInfer found, on our texts: the block starts higher than the copy where text is new; on edits a copy holds."
     files = sorted((ROOT/"data/results/cpu").glob("speculation-lines-*.json"))
+    if not files: pytest.skip("not measured")
     run = json.loads(files[-1].read_text(encoding="utf-8"))
     points = {(r["set"], r["sampling"], r["arm"], r["line"], r.get("depth")): r for r in run["rows"] if "confidence" not in r}
     at = lambda s, arm, line, k, mode="sampled": points[s, mode, arm, line, k]["value"]
