@@ -588,6 +588,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                 'alphabook/draftvocab.py'),
                                       'alphabook.draftvocab.DraftVocabulary.__init__': ( 'draftvocab.html#draftvocabulary.__init__',
                                                                                          'alphabook/draftvocab.py'),
+                                      'alphabook.draftvocab.DraftVocabulary.for_prompt': ( 'draftvocab.html#draftvocabulary.for_prompt',
+                                                                                           'alphabook/draftvocab.py'),
                                       'alphabook.draftvocab.DraftVocabulary.for_text': ( 'draftvocab.html#draftvocabulary.for_text',
                                                                                          'alphabook/draftvocab.py'),
                                       'alphabook.draftvocab.choose_ids': ('draftvocab.html#choose_ids', 'alphabook/draftvocab.py'),

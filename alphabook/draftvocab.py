@@ -59,31 +59,39 @@ def token_scripts(tokenizer: Tokenizer): # uint32 [n_vocab]
     out[[*tokenizer.special_ids, *tokenizer.eog_ids, *single]] |= np.uint32(ALWAYS)
     return out
 
-# %% ../nbs/16_draftvocab.ipynb #89437cd0
+# %% ../nbs/16_draftvocab.ipynb #65a6631d
 def choose_ids(scripts, # uint32 [n_vocab], from `token_scripts`
                wanted: int, # bits
                size: int, # ids wanted
+               own = (), # int: ids that shall be in, as many as there are places
                ): # int32 [size], ascending
     "Tokens of the wanted scripts in at most half of the places, the most frequent others in the rest."
     chosen = np.zeros(len(scripts), bool)
     def take(ids, n): chosen[ids[~chosen[ids]][:max(n, 0)]] = True
-    take(np.flatnonzero(scripts & ALWAYS), size)
+    take(np.unique(np.asarray(own, int)), size)
+    take(np.flatnonzero(scripts & ALWAYS), size - chosen.sum())
     take(np.flatnonzero(scripts & wanted), min(size//2, size - chosen.sum()))
     take(np.arange(len(scripts)), size - chosen.sum())
     return np.flatnonzero(chosen).astype(np.int32)
 
-# %% ../nbs/16_draftvocab.ipynb #34878e7e
+# %% ../nbs/16_draftvocab.ipynb #39b55b4a
 class DraftVocabulary:
-    "The ids that a drafter may guess, by the scripts of a prompt; the choice for a set of scripts is made once."
+    "The ids that a drafter may guess, by a prompt's scripts and its tokens."
     def __init__(self, tokenizer: Tokenizer, size: int): # ids; more than there are means all
-        self.scripts, self.size, self.chosen = token_scripts(tokenizer), min(size, tokenizer.n_vocab), {}
         if size < 1: raise ValueError(f"draft vocabulary of {size} tokens: must be at least 1")
+        self.tokenizer, self.scripts = tokenizer, token_scripts(tokenizer)
+        self.size, self.chosen = min(size, tokenizer.n_vocab), {}
 
     def for_text(self, text: str): # int32 [size], ascending
-        "The ids for a prompt."
+        "The ids for a text's scripts."
         wanted = scripts_of(text) & ~BIT["latin"]
         if wanted not in self.chosen: self.chosen[wanted] = choose_ids(self.scripts, wanted, self.size)
         return self.chosen[wanted]
+
+    def for_prompt(self, ids): # int [n] → int32 [size], ascending
+        "The ids for a prompt's scripts, and the prompt's own."
+        wanted = scripts_of(self.tokenizer.decode(ids)) & ~BIT["latin"]
+        return choose_ids(self.scripts, wanted, self.size, ids)
 
 # %% ../nbs/16_draftvocab.ipynb #888e46f3
 def coverage(tokenizer: Tokenizer, text: str, ids) -> float: # 0…1

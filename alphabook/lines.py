@@ -25,10 +25,10 @@ class Drafts:
         if not 0 <= right <= seen: raise ValueError(f"{right} right tokens of {seen}")
         self.right.append(right); self.seen.append(seen); self.prompt.append(prompt)
 
-# %% ../nbs/17b_lines.ipynb #201d7831
+# %% ../nbs/17b_lines.ipynb #06009d9e
 def tries_and_hits(right, seen, # int [n]
                    depth: int): # → (int [depth], int [depth])
-    "For each depth k = 1 … : drafts whose first k − 1 tokens were right and that had a k-th, and those where it was right."
+    "For each depth k: drafts whose first k − 1 tokens were right and that had a k-th, and those where it was right."
     k = np.arange(1, depth + 1)[:, None]
     tried = (np.asarray(right) >= k - 1) & (np.asarray(seen) >= k)
     return tried.sum(1), (tried & (np.asarray(right) >= k)).sum(1)

@@ -47,6 +47,8 @@ def test_a_choice_has_its_size_and_its_order(n, wanted, size, seed):
     scripts = np.where(rng.random(n) < .1, ALWAYS, 1 << rng.integers(0, 17, n)).astype(np.uint32)
     ids = choose_ids(scripts, wanted, size)
     assert len(ids) == min(size, n) and (np.diff(ids) > 0).all()
+    own = rng.integers(0, n, size//3)
+    assert np.isin(own, choose_ids(scripts, wanted, size, own)).all()
     always = np.flatnonzero(scripts & ALWAYS)
     assert np.isin(always, ids).all() or np.isin(ids, always).all()
     if len(always) + size//2 <= size: assert np.isin(np.flatnonzero(scripts & wanted)[:size//2], ids).all()
