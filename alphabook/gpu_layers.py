@@ -4,28 +4,26 @@
 
 # %% auto #0
 __all__ = ['GROUPS', 'Together', 'flat', 'stacked', 'load_mixture', 'load_layer', 'GpuModel', 'Steps', 'Round', 'biases_of',
-           'attention_mixer', 'cfg_local', 'k_gated_norm', 'gated_norm_quantize', 'decay_inputs', 'gdn_mixer',
-           'product_into', 'middle', 'dense', 'tasks_of', 'expert_rows', 'routed', 'mixture', 'add_bias', 'residual',
-           'block', 'trunk', 'head']
+           'attention_mixer', 'cfg_local', 'decay_inputs', 'gdn_mixer', 'product_into', 'middle', 'dense', 'tasks_of',
+           'expert_rows', 'routed', 'mixture', 'add_bias', 'residual', 'block', 'trunk', 'head']
 
-# %% ../nbs/11d_gpu_layers.ipynb #b6caedfe
+# %% ../nbs/11d_gpu_layers.ipynb #afeec870
 from types import SimpleNamespace
 
 import numpy as np
 import torch
-import triton
-import triton.language as tl
 
 from .blocks import FLOAT_TYPES, decode
 from .config import ModelConfig, model_tensors
 from .elementary import rope_steps
-from .gpu import (
-    INTERPRET, add, attention, begin, fold, gated, heads, launch, load_steps, rms_norm, root_mean, rope_angles, scale,
-    sigmoid, silu, softcap)
-from .gpu_hybrid import combine, gated_norm, gdn, gdn_inputs, route
-from .gpu_products import (
-    Acts, Tasks, embed, empty_acts, expert_matmul, gated_quantize, group_rows, load_experts, load_matrix, matmul,
-    norm_quantize, store_acts)
+from .gpu_acts import Acts, gated_quantize, norm_quantize
+from .gpu_attention import attention
+from .gpu_experts import Tasks, group_rows
+from .gpu_functions import INTERPRET, add, gated, scale, softcap
+from .gpu_heads import heads, load_steps, rope_angles
+from .gpu_hybrid import combine, gated_norm, gated_norm_quantize, gdn, gdn_inputs, route
+from .gpu_matrices import embed, expert_matmul, load_experts, load_matrix, matmul
+from .gpu_norms import rms_norm
 from .layers import short_name
 from .modelfile import ModelFile
 
@@ -176,39 +174,6 @@ def attention_mixer(model: GpuModel, layer, x, # x: float32 [W, n_embd], the res
 def cfg_local(cfg, layer) -> int: # 0 or 1
     "Whether a layer has a window."
     return int(bool(cfg.swa_layers) and cfg.swa_layers[layer.index])
-
-# %% ../nbs/11d_gpu_layers.ipynb #31743ac2
-@triton.jit(do_not_specialize=["S"])
-def k_gated_norm(p_o, p_w, p_z, eps, n_heads, z_row, z_head, S, p_q, p_a, p_s, p_m8, p_m16, p_d, p_f,
-                 D: tl.constexpr, SILU: tl.constexpr, PDL: tl.constexpr):
-    "The heads of one superblock of one row: ((o·r)·w)·silu(z) or ·sigmoid(z), quantized."
-    begin(PDL)
-    H: tl.constexpr = 256//D
-    w, b, h, i = tl.program_id(0), tl.program_id(1), tl.arange(0, H)[:, None], tl.arange(0, 32)[None, :]
-    s = tl.zeros([H, 32], tl.float32)
-    for c in tl.static_range(0, D, 32):
-        o = tl.load(p_o + (w*n_heads + b*H + h)*D + c + i, mask=b*H + h < n_heads, other=0.0)
-        s = tl.fma(o, o, s)
-    r = tl.reshape(tl.broadcast_to(root_mean(fold(s), D, eps)[:, None], [H, 8//H]), [8])[:, None, None]
-    e = tl.arange(0, 8)[:, None, None]*32 + tl.arange(0, 2)[None, :, None]*16 + tl.arange(0, 16)[None, None, :]
-    head, d = b*H + e//D, e % D
-    o = tl.load(p_o + (w*n_heads + head)*D + d, mask=head < n_heads, other=0.0)
-    z = tl.load(p_z + w*z_row + head*z_head + d, mask=head < n_heads, other=0.0)
-    y = (o*r)*tl.load(p_w + d)*(silu(z) if SILU else sigmoid(z))
-    store_acts(tl.where(head < n_heads, y, 0.0), w, b, S, p_q, p_a, p_s, p_m8, p_m16, p_d, p_f)
-
-# %% ../nbs/11d_gpu_layers.ipynb #78f4ba6d
-def gated_norm_quantize(o, # float32 [W, heads, D], D a power of two from 32 to 256
-                        w, # float32 [D]
-                        eps: float, # added to the mean square
-                        z, # float32 [W, heads, D]: the gate; a view of a wider product will do
-                        kind: str) -> Acts: # "silu" or "sigmoid"
-    "The gated norm of chapter 10d as integers."
-    W, H, D = o.shape
-    acts = empty_acts(W, H*D, o.device)
-    launch(k_gated_norm, (W, triton.cdiv(H*D, 256)), o, w, z, eps, H, z.stride(0), z.stride(1), -(-W//8)*8,
-           acts.q, acts.a, acts.s, acts.m8, acts.m16, acts.d, acts.f, warps=1, D=D, SILU=kind == "silu")
-    return acts
 
 # %% ../nbs/11d_gpu_layers.ipynb #847cedbb
 def decay_inputs(cfg: ModelConfig, y: dict): # y: products of `inputs` → alpha, b: float32 [W, groups, V/groups], views

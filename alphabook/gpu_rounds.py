@@ -7,7 +7,7 @@ __all__ = ['WIDTHS', 'SPARE', 'Recorded', 'width_for', 'State', 'all_logits', 'l
            'GpuSnapshot', 'GpuCache', 'copied', 'put_back', 'checkpoint', 'rollback', 'snapshot', 'restore',
            'new_cache', 'take_back', 'to_host', 'run_round', 'continue_greedily']
 
-# %% ../nbs/11e_gpu_rounds.ipynb #a14aad4b
+# %% ../nbs/11e_gpu_rounds.ipynb #d092f880
 import weakref
 from dataclasses import dataclass
 
@@ -16,9 +16,11 @@ import torch
 import triton
 import triton.language as tl
 
-from .gpu import argmax, begin, kv_tables, launch
+from .gpu_functions import begin, launch
+from .gpu_heads import kv_tables
 from .gpu_hybrid import commit, replay
 from .gpu_layers import GpuModel, Round, head, trunk
+from .gpu_tokens import argmax
 
 # %% ../nbs/11e_gpu_rounds.ipynb #0affc4d0
 class Recorded:

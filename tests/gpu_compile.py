@@ -1,49 +1,66 @@
-"""Compiles every kernel of chapters 10c and 10d as their wrappers launch it, for GPUs that need not be there, and lints the PTX.
+"""Compiles every kernel of the GPU chapters as their wrappers launch it, for GPUs that need not be there, and lints the PTX.
 
-    python gpu_compile.py [ARCH …] [--quick] [--fusion]   # a line per kernel and architecture; exit 1 if one breaks a rule
+    python gpu_compile.py [ARCH …] [--quick] [--fusion] [--regs]   # a line per kernel and architecture; exit 1 if one breaks a rule
 
---quick: one launch of each kernel; --fusion: with contraction on, to see that the rules notice it.
+--quick: one launch of each kernel; --fusion: with contraction on, to see that the rules notice it; --regs: registers and
+spills of each kernel, as ptxas says them (it comes with Triton).
 """
-import re, sys
+import re, subprocess, sys, tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import numpy as np
 import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-import alphabook.gpu as gpu, alphabook.gpu_hybrid as hybrid
+import alphabook.gpu_functions as functions
+from alphabook import (gpu_acts as acts, gpu_attention as attention, gpu_experts as experts, gpu_heads as heads, gpu_hybrid as hybrid,
+                       gpu_matrices as matrices, gpu_norms as norms, gpu_products as products, gpu_rounds as rounds, gpu_tokens as tokens)
 from alphabook.elementary import rope_steps
+from alphabook.gpu_weights import packing
 
+MODULES = functions, norms, acts, products, experts, matrices, heads, attention, tokens, hybrid, rounds
 TYPES = {torch.float32: '*fp32', torch.float16: '*fp16', torch.int64: '*i64', torch.int32: '*i32', torch.int16: '*i16', torch.int8: '*i8', torch.uint8: '*u8'}
 
 
 def recorded(calls) -> list:
-    "What the wrappers would launch: (kernel, args, warps, constants), nothing is run."
-    found = []
-    def record(kernel, grid, *args, warps=4, **constants): found.append((kernel, args, warps, constants))
-    gpu.launch = hybrid.launch = record
-    calls()
-    return found
+    "What the wrappers would launch: (kernel, args, warps, stages, constants), nothing is run."
+    functions.noted = []
+    try: calls()
+    finally: found, functions.noted = functions.noted, None
+    return [(kernel, args, warps, stages, constants) for kernel, _, args, warps, stages, constants in found]
 
 
 def source(kernel, args, constants):
     "Kernel and types as Triton's launcher would specialize them."
     names, signature, constexprs, attrs = kernel.arg_names, {}, dict(constants), {}
     for i, (name, a) in enumerate(zip(names, args)):
+        plain = kernel.params[i].do_not_specialize
         if isinstance(a, torch.Tensor): signature[name], attrs[(i,)] = TYPES[a.dtype], [['tt.divisibility', 16]]
         elif isinstance(a, float): signature[name] = 'fp32'
-        elif a == 1: constexprs[name] = 1
+        elif a == 1 and not plain: constexprs[name] = 1
         else:
             signature[name] = 'i32' if abs(a) < 2**31 else 'i64'
-            if a % 16 == 0: attrs[(i,)] = [['tt.divisibility', 16]]
+            if a % 16 == 0 and not plain: attrs[(i,)] = [['tt.divisibility', 16]]
     return ASTSource(kernel, {n: signature.get(n, 'constexpr') for n in names}, constexprs=constexprs, attrs=attrs)
 
 
-def compiled(kernel, args, warps, constants, arch, fusion=False):
+def compiled(kernel, args, warps, stages, constants, arch, fusion=False):
     "The kernel for one architecture, with PDL where there is such a thing."
     src = source(kernel, args, dict(constants, PDL=arch >= 90))
-    return triton.compile(src, target=GPUTarget('cuda', arch, 32), options=dict(num_warps=warps, enable_fp_fusion=fusion))
+    options = dict(num_warps=warps, enable_fp_fusion=fusion, **(dict(num_stages=stages) if stages else {}))
+    return triton.compile(src, target=GPUTarget('cuda', arch, 32), options=options)
+
+
+def registers(asm, arch) -> str:
+    "What ptxas says of a kernel's registers and spills."
+    name = f'sm_{arch}a' if arch >= 90 else f'sm_{arch}'
+    with tempfile.NamedTemporaryFile('w', suffix='.ptx') as f:
+        f.write(asm['ptx']); f.flush()
+        tool = next(Path(triton.__file__).parent.glob(f'backends/nvidia/bin/ptxas{"-blackwell" if arch >= 100 else ""}'))
+        run = subprocess.run([tool, '-v', '--fmad=false', f'--gpu-name={name}', f.name, '-o', '/dev/null'], capture_output=True, text=True)
+    return ' '.join(re.findall(r'Used \d+ registers|\d+ bytes spill stores|\d+ bytes spill loads', run.stderr)) or run.stderr[-300:]
 
 
 def faults(asm) -> list:
@@ -59,30 +76,54 @@ def faults(asm) -> list:
     return found
 
 
+def product_calls(types=('Q4_K', 'Q6_K', 'Q8_0', 'IQ4_XS', 'Q4_1')):
+    "Products of several types, short and long rows, and all widths that have a kernel of their own."
+    rand = torch.empty
+    def tiles(T, NB, type): return torch.empty((T, NB, packing(type).words), dtype=torch.int32)
+    for type in types:
+        for T, NB in ((8, 8), (8, 16), (600, 20)):
+            w = products.Matrix(tiles(T, NB, type), type, T*16, NB*256)
+            for W in (1, 8, 16, 64) if type == 'Q4_K' else (1, 16, 64):
+                a = acts.quantize(rand(W, NB*256))
+                products.product(w, a, add=rand(W, T*16))
+        w = experts.Experts(tiles(8*4, 8, type).unflatten(0, (4, 8)), type, 128, 2048)
+        for W in (1, 8, 64):
+            tasks = experts.group_rows(torch.zeros(W*8, dtype=torch.int32), 4)
+            experts.expert_product(w, acts.quantize(rand(W, 2048)), tasks, per=8)
+        matrices.embed(products.Matrix(tiles(4, 2, type), type, 64, 512), torch.zeros(2, dtype=torch.int64))
+    x, w = rand(3, 600), rand(600)
+    acts.norm_quantize(x, w, 1e-6, keep=True); acts.norm_quantize(rand(64, 4096), rand(4096), 1e-6)
+    for act in ('silu', 'gelu', 'swiglu_oai'): acts.gated_quantize(x, x, act)
+    for type, dtype in (('F32', torch.float32), ('F16', torch.float16), ('BF16', torch.int16)):
+        w = products.Matrix(rand(128, 2048).to(dtype), type, 128, 2048)
+        w.type == 'BF16' or matrices.matmul(w, rand(3, 2048), bias=rand(128))
+        matrices.embed(w, torch.zeros(2, dtype=torch.int64))
+        matrices.expert_matmul(experts.Experts(rand(4, 128, 2048).to(dtype), type, 128, 2048), rand(2, 2048), torch.zeros(4, dtype=torch.int32), 2)
+
+
 def calls():
     "Every wrapper at the shapes of real models and some odd ones."
     rand, ints = torch.empty, lambda *shape: torch.zeros(shape, dtype=torch.int64)
     for n in (80, 2048, 5120):
         x = rand(2, n)
-        gpu.rms_norm(x, rand(n), 1e-6)
-        gpu.add_norm(x, x, rand(n), 1e-6)
+        norms.rms_norm(x, rand(n), 1e-6)
+        norms.add_norm(x, x, rand(n), 1e-6)
     x = rand(2, 300)
-    for act in ('silu', 'gelu', 'swiglu_oai'): gpu.gated(x, x, act)
-    gpu.softcap(x, 30.0); gpu.add(x, x); gpu.scale(x, 2.0); hybrid.sigmoid_gate(x, x[:, :1])
+    for act in ('silu', 'gelu', 'swiglu_oai'): functions.gated(x, x, act)
+    functions.softcap(x, 30.0); functions.add(x, x); functions.scale(x, 2.0); hybrid.sigmoid_gate(x, x[:, :1])
     for (H, KV, D, rope), style, norm, bias in (((32, 8, 128, 128), 'neox', True, False), ((16, 2, 256, 64), 'neox', True, False),
                                                 ((9, 3, 64, 64), 'norm', False, True), ((6, 2, 40, 40), 'neox', True, False)):
-        keys, values = (t[0] for t in gpu.kv_tables(1, 256, KV, D, 'cpu'))
-        angles = gpu.rope_angles(ints(3), gpu.load_steps(rope_steps(1e6, rope), 'cpu'))
-        q = gpu.heads(rand(3, H, D), rand(3, KV, D), rand(3, KV, D), angles, ints(3), keys, values, (rand(D), rand(D)) if norm else None, 1e-6,
-                      style, (rand(H*D), rand(KV*D), rand(KV*D)) if bias else None)
-        for W in (1, 3): gpu.attention(gpu.pack_queries(rand(W, H, D), KV), keys, values, ints(W), H, 0, 0.1, gate=rand(W, H, 2*D)[..., D:])
-        if 256 % D == 0: gpu.attention(q, keys, values, ints(3), H, 0, 0.1, quantized=True)
-        gpu.attention(q, keys, values, ints(3), H, 128, 0.1, rand(H), chosen=torch.zeros((3, 64), dtype=torch.uint8), block=4)
-    for q, scale, offset in ((torch.int8, rand(9, 4), rand(9, 4)), (torch.int8, rand(9, 4), None), (torch.int16, None, None), (torch.float16, None, None)):
-        gpu.embed(gpu.Rows(torch.zeros((9, 128), dtype=q), scale, offset), ints(2))
+        keys, values = (t[0] for t in heads.kv_tables(1, 256, KV, D, 'cpu'))
+        angles = heads.rope_angles(ints(3), heads.load_steps(rope_steps(1e6, rope), 'cpu'))
+        q = heads.heads(rand(3, H, D), rand(3, KV, D), rand(3, KV, D), angles, ints(3), keys, values, (rand(D), rand(D)) if norm else None, 1e-6,
+                        style, (rand(H*D), rand(KV*D), rand(KV*D)) if bias else None)
+        for W in (1, 3):
+            attention.attention(heads.pack_queries(rand(W, H, D), KV), keys, values, ints(W), H, 0, 0.1, gate=rand(W, H, 2*D)[..., D:])
+        if 256 % D == 0: attention.attention(q, keys, values, ints(3), H, 0, 0.1, quantized=True)
+        attention.attention(q, keys, values, ints(3), H, 128, 0.1, rand(H), chosen=torch.zeros((3, 64), dtype=torch.uint8), block=4)
     for k in (1, 20):
-        ids, values, _, _ = gpu.top_k(rand(2, 150000), k)
-        gpu.sample(ids, values, ints(2), gpu.sampling_buffers(device='cpu'))
+        ids, values, _, _ = tokens.top_k(rand(2, 150000), k)
+        tokens.sample(ids, values, ints(2), tokens.sampling_buffers(device='cpu'))
     for E, k in ((256, 8), (300, 10)):
         hybrid.route(rand(2, E), k, bias=rand(E)); hybrid.route(rand(2, E), k, False, 2.5)
     y = rand(2, 8, 2048)
@@ -94,25 +135,38 @@ def calls():
         hybrid.replay(rand(2, 3, V, D, D), rand(3, 2, K, D), rand(3, 2, V, D), rand(3, 2, V), rand(3, 2, V), turn, turn)
         hybrid.commit(rand(3, 3, C), rand(3, 2, C), turn, turn)
         hybrid.gated_norm(rand(2, V, D), rand(D), 1e-6, rand(2, V, D), 'silu')
+        if 256 % D == 0: hybrid.gated_norm_quantize(rand(2, V, D), rand(D), 1e-6, rand(2, V, D), 'silu')
     hybrid.conv_silu(rand(9, 96), rand(2, 96), rand(96, 4), 3)
+    i32 = torch.zeros(1, dtype=torch.int32)
+    functions.launch(rounds.k_advance, (1,), ints(1), i32, ints(1), ints(1), ints(9), i32, warps=1)
+
+
+def defined() -> set:
+    "Names of all kernels: what a launch can start."
+    return {name for m in MODULES for name in vars(m) if (name.startswith('k_') or name.endswith('_kernel')) and hasattr(vars(m)[name], 'arg_names')
+            and 'PDL' in vars(m)[name].arg_names}
 
 
 def distinct(found, one_each=False) -> list:
     "One of each kind of launch, or the first launch of each kernel."
     if one_each: return list({f[0].__name__: f for f in reversed(found)}.values())
     kinds = {}
-    for kernel, args, warps, constants in found:
+    for kernel, args, warps, stages, constants in found:
         types = tuple(str(a.dtype) if isinstance(a, torch.Tensor) else (type(a).__name__, a == 1) for a in args)
-        kinds.setdefault((kernel.__name__, types, warps, tuple(sorted(constants.items()))), (kernel, args, warps, constants))
+        kinds.setdefault((kernel.__name__, types, warps, stages, tuple(sorted(constants.items()))), (kernel, args, warps, stages, constants))
     return list(kinds.values())
 
 
 if __name__ == '__main__':
     bad, options = 0, [a for a in sys.argv[1:] if a.startswith('-')]
+    only = [a.removeprefix('--only=') for a in options if a.startswith('--only=')]
+    found = distinct(recorded(lambda: (calls(), product_calls())), '--quick' in options)
     for arch in map(int, [a for a in sys.argv[1:] if a not in options] or (80, 86, 89, 90, 120)):
-        for kernel, args, warps, constants in distinct(recorded(calls), '--quick' in options):
-            c = compiled(kernel, args, warps, constants, arch, '--fusion' in options)
-            found = faults(c.asm)
-            bad += bool(found)
-            print(f'sm_{arch} {kernel.__name__} {constants} shared {c.metadata.shared}', *found, flush=True)
+        for kernel, args, warps, stages, constants in found:
+            if only and not any(o in kernel.__name__ for o in only): continue
+            c = compiled(kernel, args, warps, stages, constants, arch, '--fusion' in options)
+            wrong = faults(c.asm)
+            bad += bool(wrong)
+            regs = [registers(c.asm, arch)] if '--regs' in options else []
+            print(f'sm_{arch} {kernel.__name__} {constants} warps {warps} shared {c.metadata.shared}', *regs, *wrong, flush=True)
     sys.exit(bad > 0)

@@ -10,11 +10,12 @@ torch = pytest.importorskip('torch')
 pytest.importorskip('triton')
 
 import alphabook.streams as spec
-from alphabook import elementary, gpu, gpu_hybrid as hybrid
+from alphabook import (elementary, gpu_attention as attention, gpu_functions as functions, gpu_heads as heads, gpu_hybrid as hybrid,
+                       gpu_matrices as matrices, gpu_norms as norms, gpu_tokens as tokens)
 from alphabook.blocks import FLOAT_TYPES, FORMATS, decode, random_blocks
-from alphabook.gpu_products import quantize
+from alphabook.gpu_acts import quantize
 
-pytestmark = [pytest.mark.skipif(not gpu.INTERPRET, reason='Triton was imported without its interpreter'),
+pytestmark = [pytest.mark.skipif(not functions.INTERPRET, reason='Triton was imported without its interpreter'),
               pytest.mark.filterwarnings('ignore')]
 
 
@@ -40,21 +41,21 @@ def same(mine, want):
 def test_gates(rng, act):
     x = np.concatenate([normal(rng, 3000)*s for s in (.1, 10, 80)] + [np.float32([0, -0.0, 88.8, -88.8, 3e38, 1e-42])])
     y = normal(rng, len(x))
-    with np.errstate(over='ignore'): assert same(gpu.gated(*to(x, y), act), spec.gated(x, y, act))
+    with np.errstate(over='ignore'): assert same(functions.gated(*to(x, y), act), spec.gated(x, y, act))
 
 
 def test_the_rest_that_looks_at_one_place(rng):
     x, y = normal(rng, 4, 70)*9, normal(rng, 4, 70)
-    assert same(gpu.softcap(to(x), 30.0), spec.softcap(x, 30.0))
-    assert same(gpu.add(*to(x, y)), x + y) and same(gpu.scale(to(x), .3), x*np.float32(.3))
+    assert same(functions.softcap(to(x), 30.0), spec.softcap(x, 30.0))
+    assert same(functions.add(*to(x, y)), x + y) and same(functions.scale(to(x), .3), x*np.float32(.3))
     for gate in (y, y[:, :1]): assert same(hybrid.sigmoid_gate(*to(x, gate)), spec.sigmoid_gate(x, gate))
 
 
 @pytest.mark.parametrize('n', [1, 31, 128, 256, 257, 2560])
 def test_norms(rng, n):
     x, y, w = normal(rng, 2, n)*7, normal(rng, 2, n), normal(rng, n)
-    assert same(gpu.rms_norm(*to(x, w), 1e-6), spec.rms_norm(x, w, 1e-6))
-    assert same(gpu.add_norm(*to(x, y, w), 1e-6), (x + y, spec.rms_norm(x + y, w, 1e-6)))
+    assert same(norms.rms_norm(*to(x, w), 1e-6), spec.rms_norm(x, w, 1e-6))
+    assert same(norms.add_norm(*to(x, y, w), 1e-6), (x + y, spec.rms_norm(x + y, w, 1e-6)))
     o, z = normal(rng, 1, 2, n), normal(rng, 1, 2, n)
     for kind in ('silu', 'sigmoid'): assert same(hybrid.gated_norm(*to(o, w), 1e-6, to(z), kind), spec.gated_norm(o, w, 1e-6, z, kind))
 
@@ -63,7 +64,7 @@ def test_angles_far_out(rng):
     positions = np.concatenate([rng.integers(0, 1 << 50, 60), [0, 1, 2**31 - 1, 2**31, 2**32]])
     for theta, dim, mscale in ((1e4, 40, 1), (1e7, 64, 1.2)):
         steps = elementary.rope_steps(theta, dim)
-        assert same(gpu.rope_angles(to(positions), gpu.load_steps(steps, 'cpu'), mscale), elementary.rope_angles(positions, steps, mscale))
+        assert same(heads.rope_angles(to(positions), heads.load_steps(steps, 'cpu'), mscale), elementary.rope_angles(positions, steps, mscale))
 
 
 @pytest.mark.parametrize('H,KV,D,rope,style', [(4, 2, 64, 64, 'neox'), (3, 1, 40, 24, 'norm'), (2, 2, 96, 16, 'neox'), (8, 1, 128, 128, 'neox')])
@@ -72,25 +73,25 @@ def test_heads(rng, H, KV, D, rope, style, normed, biased):
     at, W = np.int64([63, 64, 130]), 3
     wide, k, v = normal(rng, W, H, 2*D), normal(rng, W, KV, D), normal(rng, W, KV, D)
     angles = elementary.rope_angles(at, elementary.rope_steps(1e4, rope))
-    norms = (normal(rng, D), normal(rng, D)) if normed else None
+    weights = (normal(rng, D), normal(rng, D)) if normed else None
     biases = (normal(rng, H*D), normal(rng, KV*D), normal(rng, KV*D)) if biased else None
-    keys, values = (t[0] for t in gpu.kv_tables(1, 140, KV, D, 'cpu'))
-    mine = gpu.heads(to(wide)[..., :D], *to(k, v), to(*angles), to(at), keys, values, norms and to(*norms), 1e-6, style, biases and to(*biases))
+    keys, values = (t[0] for t in heads.kv_tables(1, 140, KV, D, 'cpu'))
+    mine = heads.heads(to(wide)[..., :D], *to(k, v), to(*angles), to(at), keys, values, weights and to(*weights), 1e-6, style, biases and to(*biases))
     q = wide[..., :D].copy()
     if biased: q, k, v = (x + b.reshape(x.shape[1:]) for x, b in zip((q, k, v), biases))
-    if normed: q, k = spec.rms_norm(q, norms[0], 1e-6), spec.rms_norm(k, norms[1], 1e-6)
+    if normed: q, k = spec.rms_norm(q, weights[0], 1e-6), spec.rms_norm(k, weights[1], 1e-6)
     q, k = spec.apply_rope(q, *angles, style), spec.apply_rope(k, *angles, style)
-    assert same(gpu.unpack_queries(mine[..., :W*H//KV], W, D).contiguous(), q)
+    assert same(heads.unpack_queries(mine[..., :W*H//KV], W, D).contiguous(), q)
     assert not mine[:, D:, :W*H//KV].any()                                                  # filled up with zeros
     want_k, want_v = np.zeros((2, 140, KV, D), np.float16)
     want_k[at], want_v[at] = k, v
-    assert same(gpu.unpack_keys(keys, 140, D), want_k) and same(values[:, :140].transpose(0, 1).contiguous(), want_v)
+    assert same(heads.unpack_keys(keys, 140, D), want_k) and same(values[:, :140].transpose(0, 1).contiguous(), want_v)
 
 
 def tables(rng, n_ctx, KV, D):
     k, v = (normal(rng, n_ctx, KV, D).astype(np.float16) for _ in range(2))
-    keys, values = (t[0] for t in gpu.kv_tables(1, n_ctx, KV, D, 'cpu'))
-    keys.copy_(gpu.pack_keys(to(k)))
+    keys, values = (t[0] for t in heads.kv_tables(1, n_ctx, KV, D, 'cpu'))
+    keys.copy_(heads.pack_keys(to(k)))
     values[:, :n_ctx] = to(v).transpose(0, 1)
     return k, v, keys, values
 
@@ -101,11 +102,11 @@ def test_attention(rng, H, KV, D, positions, window):
     k, v, keys, values = tables(rng, 160, KV, D)
     q, sinks, gate = normal(rng, len(positions), H, D)*3, normal(rng, H), normal(rng, len(positions), H, D)
     want = spec.attention(q, k, v, positions, window, D**-.5)
-    args = gpu.pack_queries(to(q), KV), keys, values, to(np.int32(positions)), H, window, D**-.5
-    assert same(gpu.attention(*args), want)
+    args = heads.pack_queries(to(q), KV), keys, values, to(np.int32(positions)), H, window, D**-.5
+    assert same(attention.attention(*args), want)
     if D > 40: return
-    assert same(gpu.attention(*args, gate=to(gate)), spec.sigmoid_gate(want, gate))
-    assert same(gpu.attention(*args, sinks=to(sinks)), spec.attention(q, k, v, positions, window, D**-.5, sinks))
+    assert same(attention.attention(*args, gate=to(gate)), spec.sigmoid_gate(want, gate))
+    assert same(attention.attention(*args, sinks=to(sinks)), spec.attention(q, k, v, positions, window, D**-.5, sinks))
 
 
 def test_attention_of_any_width_and_any_division_of_work(rng, monkeypatch):
@@ -113,12 +114,12 @@ def test_attention_of_any_width_and_any_division_of_work(rng, monkeypatch):
     positions = np.arange(380, 390)
     q = normal(rng, 10, 3, 32)*2
     want = spec.attention(q, k, v, positions, 0, .2)
-    def run(rows): return gpu.attention(gpu.pack_queries(to(q[rows]), 1), keys, values, to(positions[rows]), 3, 0, .2)
+    def run(rows): return attention.attention(heads.pack_queries(to(q[rows]), 1), keys, values, to(positions[rows]), 3, 0, .2)
     assert same(run(slice(None)), want) and same(run(slice(4, 5)), want[4:5])
-    monkeypatch.setattr(gpu, 'WAVES', 1)                                                # one program for all tiles
+    monkeypatch.setattr(attention, 'WAVES', 1)                                                # one program for all tiles
     assert same(run(slice(2, 5)), want[2:5])
-    monkeypatch.setattr(gpu, 'SCRATCH', 1)                                              # eight heads a launch
-    monkeypatch.setattr(gpu, 'HEADS', 2)
+    monkeypatch.setattr(attention, 'SCRATCH', 1)                                              # eight heads a launch
+    for module in (heads, attention): monkeypatch.setattr(module, 'HEADS', 2)
     assert same(run(slice(0, 4)), want[:4])
 
 
@@ -126,15 +127,15 @@ def test_more_tiles_than_factors_at_a_time(rng):
     n = 64*40
     k, v, keys, values = tables(rng, n, 1, 32)
     q = normal(rng, 1, 1, 32)*3
-    assert same(gpu.attention(gpu.pack_queries(to(q), 1), keys, values, to([n - 1]), 1, 0, .2), spec.attention(q, k, v, [n - 1], 0, .2))
+    assert same(attention.attention(heads.pack_queries(to(q), 1), keys, values, to([n - 1]), 1, 0, .2), spec.attention(q, k, v, [n - 1], 0, .2))
 
 
 @pytest.mark.parametrize('H,KV,D,W', [(4, 2, 64, 2), (9, 3, 64, 1), (3, 1, 32, 3), (2, 1, 256, 1), (4, 4, 128, 9)])
 def test_attention_as_integers_is_attention_quantized(rng, H, KV, D, W):
     _, _, keys, values = tables(rng, 70, KV, D)
-    q, gate = gpu.pack_queries(to(normal(rng, W, H, D)*3), KV), to(normal(rng, W, H, D))
+    q, gate = heads.pack_queries(to(normal(rng, W, H, D)*3), KV), to(normal(rng, W, H, D))
     args = q, keys, values, to(np.arange(W) + 60 - W), H, 0, D**-.5, None, gate
-    want, mine = quantize(gpu.attention(*args).view(W, -1)), gpu.attention(*args, quantized=True)
+    want, mine = quantize(attention.attention(*args).view(W, -1)), attention.attention(*args, quantized=True)
     used = -(-W//8)*8
     for name in ('q', 'a', 's', 'm8', 'm16', 'd', 'f'):
         a, b = (getattr(x, name) for x in (mine, want))
@@ -145,7 +146,7 @@ def test_attention_as_integers_is_attention_quantized(rng, H, KV, D, W):
 
 def test_attention_that_cannot_be_integers():
     _, _, keys, values = tables(np.random.default_rng(0), 70, 1, 40)
-    with pytest.raises(ValueError, match='a part of 256'): gpu.attention(torch.zeros(1, 64, 2), keys, values, to([3]), 2, 0, 1.0, quantized=True)
+    with pytest.raises(ValueError, match='a part of 256'): attention.attention(torch.zeros(1, 64, 2), keys, values, to([3]), 2, 0, 1.0, quantized=True)
 
 
 def test_sparse_attention(rng):
@@ -155,7 +156,7 @@ def test_sparse_attention(rng):
     chosen[:, 16:32] = False                                                            # a whole tile out of sight
     chosen[:, -1] = True
     chosen[1, :48] = False
-    mine = gpu.attention(gpu.pack_queries(to(q), 1), keys, values, to(positions), 2, 0, .2, chosen=to(chosen.astype(np.uint8)), block=4)
+    mine = attention.attention(heads.pack_queries(to(q), 1), keys, values, to(positions), 2, 0, .2, chosen=to(chosen.astype(np.uint8)), block=4)
     assert same(mine, spec.sparse_attention(q, k, v, positions, chosen, 4, .2))
 
 
@@ -163,19 +164,19 @@ def test_embed_every_type(rng):
     ids = np.int64([5, 0, 5, 19])
     for kind in (*FORMATS, *FLOAT_TYPES):
         data = random_blocks(kind, 20, 1280, rng)
-        assert same(gpu.embed(gpu.load_rows(data, kind, 'cpu'), to(ids)), decode(data[ids], kind)), kind
+        assert same(matrices.embed(matrices.load_matrix(data, kind, device='cpu'), to(ids)), decode(data[ids], kind)), kind
 
 
 def test_top_k_and_argmax(rng):
     for logits in (normal(rng, 3, 2500)*4, np.round(normal(rng, 3, 2500))):
         for k in (1, 7):
-            ids, values, weights, ok = gpu.top_k(to(logits), k)
+            ids, values, weights, ok = tokens.top_k(to(logits), k)
             assert same(ids.int(), spec.route(logits, k)[0]) and same(weights, spec.route(logits, k)[1]) and ok.all()
-        assert gpu.argmax(to(logits))[0].tolist() == [spec.argmax(x) for x in logits]
+        assert tokens.argmax(to(logits))[0].tolist() == [spec.argmax(x) for x in logits]
     logits[2, 2400] = np.nan
-    assert gpu.argmax(to(logits))[1].tolist() == [1, 1, 0]
+    assert tokens.argmax(to(logits))[1].tolist() == [1, 1, 0]
     for k in (0, 65):
-        with pytest.raises(ValueError, match='must be from 1 to 64'): gpu.top_k(to(logits), k)
+        with pytest.raises(ValueError, match='must be from 1 to 64'): tokens.top_k(to(logits), k)
 
 
 def test_sample(rng):
@@ -184,7 +185,7 @@ def test_sample(rng):
         k, temp, top_p, min_p = int(rng.integers(1, 65)), float(rng.choice([0, .3, 1, 2.5])), float(rng.choice([1, .9, .2])), float(rng.choice([0, .1]))
         seed = int(rng.integers(0, 1 << 63))*2 + 1
         logits = np.round(normal(rng, 4, 200)*6)/2
-        mine = gpu.sample(*gpu.top_k(to(logits), k)[:2], to(positions), gpu.sampling_buffers(temp, top_p, min_p, seed, 'cpu'))
+        mine = tokens.sample(*tokens.top_k(to(logits), k)[:2], to(positions), tokens.sampling_buffers(temp, top_p, min_p, seed, 'cpu'))
         assert mine.tolist() == [spec.sample(x, int(p), temp, k, top_p, min_p, seed) for x, p in zip(logits, positions)], (k, temp, top_p, min_p)
 
 
@@ -231,8 +232,14 @@ def compile_all(*options):
 def test_every_kernel_compiles_and_nothing_is_contracted(arch):
     run = compile_all(arch, '--quick')
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
-    defined = {name for module in (gpu, hybrid) for name in vars(module) if name.startswith('k_')}
-    assert {line.split()[1] for line in run.stdout.splitlines()} == defined
+    import gpu_compile
+    assert {line.split()[1] for line in run.stdout.splitlines()} == gpu_compile.defined()
+
+
+def test_products_of_every_kind_compile():
+    run = compile_all('90', '--only=product_kernel', '--only=wide_kernel', '--only=expert_kernel')
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    assert len(run.stdout.splitlines()) > 20
 
 
 def test_the_rules_notice_contraction():

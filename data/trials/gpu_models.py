@@ -178,7 +178,7 @@ def synthetic(like, layers=None, type="Q4_K_M", device="cuda"):
     "A GpuModel whose weights are random words of the right types, made on the device; bytes that a token reads."
     import torch
     from types import SimpleNamespace
-    import alphabook.gpu_layers as gl, alphabook.gpu_products as gp
+    import alphabook.gpu_experts as ge, alphabook.gpu_layers as gl, alphabook.gpu_products as gp
     from alphabook.gpu_weights import packing
     from alphabook.modelfile import TYPE
     from alphabook.synth import all_shapes, choose_shape, config_of, pick_type, vector_values
@@ -206,7 +206,7 @@ def synthetic(like, layers=None, type="Q4_K_M", device="cuda"):
         return gp.Matrix(words(-(-len(data)//16), -(-K//256), type), type, len(data), K)
     def load_experts(data, type, device="cuda"):
         E, R, K = data.shape[0], data.shape[1], data.shape[2]//TYPE[type].size*TYPE[type].block
-        return gp.Experts(words(E*R//16, -(-K//256), type).unflatten(0, (E, -1)), type, R, K)
+        return ge.Experts(words(E*R//16, -(-K//256), type).unflatten(0, (E, -1)), type, R, K)
     def concatenate(blocks, axis=0):
         if any(b.strides[-1] for b in blocks): return np.concatenate(blocks, axis)
         shape = list(blocks[0].shape); shape[axis] = sum(b.shape[axis] for b in blocks)

@@ -1,4 +1,4 @@
-"""The operations of chapters 10c and 10d on a GPU: bits against the numpy spec at real shapes, and microseconds.
+"""The operations of chapters 10b to 10l on a GPU: bits against the numpy spec at real shapes, and microseconds.
 
     python gpu_ops.py check [GROUP …]      # one JSON line per comparison; groups run in processes of their own
     python gpu_ops.py time [GROUP …]       # CUDA graph replay, with and without PDL
@@ -14,9 +14,9 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 if (ROOT / 'alphabook').is_dir(): sys.path.insert(0, str(ROOT))
 import alphabook.streams as spec
-from alphabook import elementary, gpu, gpu_hybrid
+from alphabook import elementary, gpu_attention, gpu_functions, gpu_heads, gpu_hybrid, gpu_matrices, gpu_norms, gpu_tokens
 from alphabook.blocks import decode, random_blocks
-from alphabook.gpu_products import Acts
+from alphabook.gpu_acts import Acts, quantize
 
 SHAPES = {  # query heads, KV heads, head size, rope, gated
     '0.6b': (16, 8, 128, 128, False), '8b': (32, 8, 128, 128, False), '30b-a3b': (32, 4, 128, 128, False),
@@ -69,10 +69,10 @@ def check_pointwise(rng):
         for act in ('silu', 'gelu', 'swiglu_oai'):
             want = spec.gated(x, y, act)
             ok = ~np.isnan(want)
-            compare(f'gated {act}', gpu.gated(*to(x, y), act)[to(ok)], want[ok])
-        compare('softcap', gpu.softcap(to(x), 30.0), spec.softcap(x, 30.0))
+            compare(f'gated {act}', gpu_functions.gated(*to(x, y), act)[to(ok)], want[ok])
+        compare('softcap', gpu_functions.softcap(to(x), 30.0), spec.softcap(x, 30.0))
         compare('sigmoid_gate', gpu_hybrid.sigmoid_gate(*to(y, x)), spec.sigmoid_gate(y, x))
-    compare('add', gpu.add(*to(x, y)), x + y)
+    compare('add', gpu_functions.add(*to(x, y)), x + y)
     V = 1 << 16
     alpha, b, a, bias = normal(rng, 16, V)*12, normal(rng, 16, V)*12, -np.exp(normal(rng, V)), normal(rng, V)
     window, rows, conv = normal(rng, 3, 3*32), normal(rng, 2, 3*32), normal(rng, 3*32, 4)
@@ -87,8 +87,8 @@ def check_pointwise(rng):
 def check_norms(rng):
     for W, n in ((1, 576), (8, 1024), (2, 2048), (64, 4096), (3, 5120), (2, 17408), (64, 128), (5, 80)):
         x, y, w = normal(rng, W, n)*np.exp(normal(rng, W, 1)*3), normal(rng, W, n), normal(rng, n)
-        compare('rms_norm', gpu.rms_norm(*to(x, w), 1e-6), spec.rms_norm(x, w, 1e-6), shape=[W, n])
-        compare('add_norm', gpu.add_norm(*to(x, y, w), 1e-6), (x + y, spec.rms_norm(x + y, w, 1e-6)), shape=[W, n])
+        compare('rms_norm', gpu_norms.rms_norm(*to(x, w), 1e-6), spec.rms_norm(x, w, 1e-6), shape=[W, n])
+        compare('add_norm', gpu_norms.add_norm(*to(x, y, w), 1e-6), (x + y, spec.rms_norm(x + y, w, 1e-6)), shape=[W, n])
     for W, D in ((8, 128), (64, 256)):
         o, w, z = normal(rng, W, 16, D), normal(rng, D), normal(rng, W, 16, D)
         for kind in ('silu', 'sigmoid'):
@@ -99,25 +99,25 @@ def check_heads(rng):
     positions = np.concatenate([rng.integers(0, 1 << 40, 4000), [0, 1, 63, 64, 32767, 131071]])
     for theta, dim in ((1e7, 64), (1e6, 128), (1e4, 256)):
         steps = elementary.rope_steps(theta, dim)
-        compare('rope_angles', gpu.rope_angles(to(positions), gpu.load_steps(steps, 'cuda')), elementary.rope_angles(positions, steps), shape=[len(positions), dim])
+        compare('rope_angles', gpu_heads.rope_angles(to(positions), gpu_heads.load_steps(steps, 'cuda')), elementary.rope_angles(positions, steps), shape=[len(positions), dim])
     for name, (H, KV, D, rope, gated) in SHAPES.items():
         for W in (1, 8) if 'head' in name else (1, 8, 64):
             at = np.arange(W) + 200
             angles = elementary.rope_angles(at, elementary.rope_steps(1e6, rope))
             wide, k, v = normal(rng, W, H, 2*D if gated else D), normal(rng, W, KV, D), normal(rng, W, KV, D)
-            norms, keys, values = (normal(rng, D), normal(rng, D)), *(t[0] for t in gpu.kv_tables(1, 300, KV, D))
+            norms, keys, values = (normal(rng, D), normal(rng, D)), *(t[0] for t in gpu_heads.kv_tables(1, 300, KV, D))
             q = np.ascontiguousarray(wide[..., :D])
-            mine = gpu.heads(to(wide)[..., :D], *to(k, v), to(*angles), to(at), keys, values, to(*norms), 1e-6)
+            mine = gpu_heads.heads(to(wide)[..., :D], *to(k, v), to(*angles), to(at), keys, values, to(*norms), 1e-6)
             want_q = spec.apply_rope(spec.rms_norm(q, norms[0], 1e-6), *angles, 'neox')
             want_k = spec.apply_rope(spec.rms_norm(k, norms[1], 1e-6), *angles, 'neox').astype(np.float16)
-            compare('heads', (gpu.unpack_queries(mine[..., :W*H//KV], W, D).contiguous(), gpu.unpack_keys(keys, 300, D)[200:200 + W].contiguous(), values[:, 200:200 + W].transpose(0, 1).contiguous()),
+            compare('heads', (gpu_heads.unpack_queries(mine[..., :W*H//KV], W, D).contiguous(), gpu_heads.unpack_keys(keys, 300, D)[200:200 + W].contiguous(), values[:, 200:200 + W].transpose(0, 1).contiguous()),
                     (want_q, want_k, v.astype(np.float16)), shape=[name, W])
 
 
 def tables(rng, n_ctx, KV, D):
     k, v = (normal(rng, n_ctx, KV, D).astype(np.float16) for _ in range(2))
-    keys, values = (t[0] for t in gpu.kv_tables(1, n_ctx, KV, D))
-    keys.copy_(gpu.pack_keys(to(k)))
+    keys, values = (t[0] for t in gpu_heads.kv_tables(1, n_ctx, KV, D))
+    keys.copy_(gpu_heads.pack_keys(to(k)))
     values[:, :n_ctx] = to(v).transpose(0, 1)
     return k, v, keys, values
 
@@ -134,12 +134,12 @@ def check_attention(rng, i):
     k, v, keys, values = tables(rng, max(positions) + 20, KV, D)
     q, sinks, gate = normal(rng, len(positions), H, D)*3, normal(rng, H), normal(rng, len(positions), H, D)
     want = spec.attention(q, k, v, positions, window, D**-.5, sinks if sink else None)
-    args = gpu.pack_queries(to(q), KV), keys, values, to(np.int64(positions)), H, window, D**-.5, to(sinks) if sink else None
+    args = gpu_heads.pack_queries(to(q), KV), keys, values, to(np.int64(positions)), H, window, D**-.5, to(sinks) if sink else None
     shape = [name, len(positions), max(positions) + 1]
-    compare('attention', gpu.attention(*args), want, shape=shape)
-    compare('attention, gated', gpu.attention(*args, gate=to(gate)), spec.sigmoid_gate(want, gate), shape=shape)
-    if 256 % D == 0: compare('attention, quantized', gpu.attention(*args, gate=to(gate), quantized=True), gpu.quantize(gpu.attention(*args, gate=to(gate)).view(len(positions), -1)), shape=shape)
-    alone = [gpu.attention(gpu.pack_queries(to(q[n:n + 1]), KV), keys, values, args[3][n:n + 1], *args[4:]) for n in range(len(positions))]
+    compare('attention', gpu_attention.attention(*args), want, shape=shape)
+    compare('attention, gated', gpu_attention.attention(*args, gate=to(gate)), spec.sigmoid_gate(want, gate), shape=shape)
+    if 256 % D == 0: compare('attention, quantized', gpu_attention.attention(*args, gate=to(gate), quantized=True), quantize(gpu_attention.attention(*args, gate=to(gate)).view(len(positions), -1)), shape=shape)
+    alone = [gpu_attention.attention(gpu_heads.pack_queries(to(q[n:n + 1]), KV), keys, values, args[3][n:n + 1], *args[4:]) for n in range(len(positions))]
     compare('attention, row by row', torch.cat(alone), want, shape=shape)
 
 
@@ -149,7 +149,7 @@ def check_long(rng, i):
     k, v, keys, values = tables(rng, n + 64, KV, D)
     q = normal(rng, 4, H, D)*3
     want = spec.attention(q[1:2], k, v, [n - 1], 0, D**-.5)
-    def run(rows): return gpu.attention(gpu.pack_queries(to(q[rows]), KV), keys, values, to(np.arange(n - 2, n + 2)[rows]), H, 0, D**-.5)
+    def run(rows): return gpu_attention.attention(gpu_heads.pack_queries(to(q[rows]), KV), keys, values, to(np.arange(n - 2, n + 2)[rows]), H, 0, D**-.5)
     compare('attention', run(slice(1, 2)), want, shape=[f'{H}/{KV} heads of {D}', 1, n])
     compare('attention, row of four', run(slice(0, 4))[1:2], want, shape=[f'{H}/{KV} heads of {D}', 4, n])
 
@@ -188,17 +188,17 @@ def check_tokens(rng):
     ids = rng.integers(0, 500, 64)
     for kind in (*FORMATS, *FLOAT_TYPES):
         data = random_blocks(kind, 500, 1024, rng)
-        compare('embed', gpu.embed(gpu.load_rows(data, kind), to(ids)), decode(data[ids], kind), quantization=kind)
+        compare('embed', gpu_matrices.embed(gpu_matrices.load_matrix(data, kind), to(ids)), decode(data[ids], kind), quantization=kind)
     for n in (151936, 248320, 16384):
         logits = normal(rng, 4, n)*3
         logits[1] = np.round(logits[1])
-        best, ok = gpu.argmax(to(logits))
+        best, ok = gpu_tokens.argmax(to(logits))
         compare('argmax', best, np.int64([spec.argmax(x) for x in logits]), shape=[4, n])
-        ids, _, weights, _ = gpu.top_k(to(logits), 20)
+        ids, _, weights, _ = gpu_tokens.top_k(to(logits), 20)
         compare('top_k', (ids.int(), weights), spec.route(logits, 20), shape=[4, n, 20])
         positions = np.int64([5, 77, 32768, 1 << 34])
         for temp, top_p, min_p, seed in ((1.0, 1.0, 0.0, 1), (0.7, 0.9, 0.02, 2**64 - 3), (1.5, 0.5, 0.0, 7)):
-            mine = gpu.sample(*gpu.top_k(to(logits), 20)[:2], to(positions), gpu.sampling_buffers(temp, top_p, min_p, seed))
+            mine = gpu_tokens.sample(*gpu_tokens.top_k(to(logits), 20)[:2], to(positions), gpu_tokens.sampling_buffers(temp, top_p, min_p, seed))
             compare('sample', mine, np.int64([spec.sample(x, int(p), temp, 20, top_p, min_p, seed) for x, p in zip(logits, positions)]), shape=[4, n, 20])
 
 
@@ -216,9 +216,9 @@ WARM = {f'warm.{i}': functools.partial(check_warm, i=i) for i in range(4)}
 # ---------------------------------------------------------------- time
 @contextlib.contextmanager
 def early(on):
-    gpu.pdl = on
+    gpu_functions.pdl = on
     try: yield
-    finally: gpu.pdl = None
+    finally: gpu_functions.pdl = None
 
 
 def replayed(launches, n=7):
@@ -261,19 +261,19 @@ def time_small():
         for n in (1024, 2048, 4096, 5120):
             def make(i):
                 x, y, w = rand(W, n), rand(W, n), rand(n)
-                return lambda: gpu.add_norm(x, y, w, 1e-6)
+                return lambda: gpu_norms.add_norm(x, y, w, 1e-6)
             timed('add_norm', make, width=W, shape=[n])
         x, y = rand(W, 12288), rand(W, 12288)
-        timed('gated silu', lambda i: lambda: gpu.gated(x, y, 'silu'), width=W, shape=[12288])
-        positions, steps = torch.arange(W, device='cuda'), gpu.load_steps(elementary.rope_steps(1e6, 128), 'cuda')
-        timed('rope_angles', lambda i: lambda: gpu.rope_angles(positions, steps), width=W, shape=[128])
+        timed('gated silu', lambda i: lambda: gpu_functions.gated(x, y, 'silu'), width=W, shape=[12288])
+        positions, steps = torch.arange(W, device='cuda'), gpu_heads.load_steps(elementary.rope_steps(1e6, 128), 'cuda')
+        timed('rope_angles', lambda i: lambda: gpu_heads.rope_angles(positions, steps), width=W, shape=[128])
         for name, (H, KV, D, rope, gated) in SHAPES.items():
             if name not in ('8b', '35b-a3b'): continue
-            angles = gpu.rope_angles(positions, gpu.load_steps(elementary.rope_steps(1e6, rope), 'cuda'))
-            keys, values = (t[0] for t in gpu.kv_tables(1, 1024, KV, D))
+            angles = gpu_heads.rope_angles(positions, gpu_heads.load_steps(elementary.rope_steps(1e6, rope), 'cuda'))
+            keys, values = (t[0] for t in gpu_heads.kv_tables(1, 1024, KV, D))
             def make(i):
                 q, k, v, norms = rand(W, H, D), rand(W, KV, D), rand(W, KV, D), (rand(D), rand(D))
-                return lambda: gpu.heads(q, k, v, angles, positions, keys, values, norms, 1e-6)
+                return lambda: gpu_heads.heads(q, k, v, angles, positions, keys, values, norms, 1e-6)
             timed('heads', make, width=W, shape=[name])
 
 
@@ -283,13 +283,13 @@ def time_attention(shapes=('0.6b', '8b', '27b', '35b-a3b'), contexts=(512, 4096,
         for n in contexts:
             sizes = 4*KV*D*n
             layers = 2 if brief else int(max(2, min(40, 2 + 150e6//sizes)))
-            k, v = gpu.kv_tables(layers, n + 64, KV, D)
+            k, v = gpu_heads.kv_tables(layers, n + 64, KV, D)
             k.normal_(); v.normal_()
             for W in {512: (1, 2, 8, 64), 4096: (1, 8), 32768: (1, 8), 131072: (1,)}[n]:
                 positions = torch.arange(n - W, n, device='cuda')
                 def make(i):
-                    q = gpu.pack_queries(rand(W, H, D), KV)
-                    return lambda: gpu.attention(q, k[i], v[i], positions, H, 0, D**-.5)
+                    q = gpu_heads.pack_queries(rand(W, H, D), KV)
+                    return lambda: gpu_attention.attention(q, k[i], v[i], positions, H, 0, D**-.5)
                 if brief: make(0)()
                 else: timed('attention', make, sizes, pdls, most=layers, width=W, context=n, shape=[name])
             del k, v
@@ -302,14 +302,14 @@ def time_parts():
         H, KV, D, *_ = SHAPES[name]
         sizes, group = 4*KV*D*n, H//KV
         layers = int(max(2, min(30, 2 + 150e6//sizes)))
-        k, v = gpu.kv_tables(layers, n + 64, KV, D)
+        k, v = gpu_heads.kv_tables(layers, n + 64, KV, D)
         k.normal_(); v.normal_()
-        positions, waves = torch.arange(n - W, n, device='cuda'), gpu.WAVES
-        q, out = gpu.pack_queries(rand(W, H, D), KV), torch.empty(W, H, D, device='cuda')
-        def part(i): return lambda: gpu.attend_part(q, k[i], v[i], positions, 1 << 30, D**-.5, None, 0, 0, W*group, group, D)
-        for gpu.WAVES in (4, 8, 16): timed('attend', part, sizes, (True,), most=layers, width=W, context=n, shape=[name], waves=gpu.WAVES)
-        gpu.WAVES, tiles = waves, part(0)()
-        timed('combine tiles', lambda i: lambda: gpu.combine_part(*tiles, positions, 1 << 30, None, None, 0, group, H, out), 0, (True,), width=W, context=n, shape=[name])
+        positions, waves = torch.arange(n - W, n, device='cuda'), gpu_attention.WAVES
+        q, out = gpu_heads.pack_queries(rand(W, H, D), KV), torch.empty(W, H, D, device='cuda')
+        def part(i): return lambda: gpu_attention.attend_part(q, k[i], v[i], positions, 1 << 30, D**-.5, None, 0, 0, W*group, group, D)
+        for gpu_attention.WAVES in (4, 8, 16): timed('attend', part, sizes, (True,), most=layers, width=W, context=n, shape=[name], waves=gpu_attention.WAVES)
+        gpu_attention.WAVES, tiles = waves, part(0)()
+        timed('combine tiles', lambda i: lambda: gpu_attention.combine_part(*tiles, positions, 1 << 30, None, None, 0, group, H, out), 0, (True,), width=W, context=n, shape=[name])
         del k, v, tiles
 
 
@@ -352,14 +352,14 @@ def time_tokens():
     for W in (1, 8):
         for n in (151936, 248320):
             logits, ids = rand(W, n), torch.randint(0, n, (W,), device='cuda')
-            timed('argmax', lambda i: lambda: gpu.argmax(logits), width=W, shape=[n])
-            timed('top_k 20', lambda i: lambda: gpu.top_k(logits, 20), width=W, shape=[n])
-        best, values = gpu.top_k(logits, 20)[:2]
-        parameters = gpu.sampling_buffers(0.7, 0.9, 0.02, 1)
-        timed('sample', lambda i: lambda: gpu.sample(best, values, ids, parameters), width=W, shape=[20])
-        table = gpu.load_rows(random_blocks('Q4_K', 1000, 4096, np.random.default_rng(0)), 'Q4_K')
+            timed('argmax', lambda i: lambda: gpu_tokens.argmax(logits), width=W, shape=[n])
+            timed('top_k 20', lambda i: lambda: gpu_tokens.top_k(logits, 20), width=W, shape=[n])
+        best, values = gpu_tokens.top_k(logits, 20)[:2]
+        parameters = gpu_tokens.sampling_buffers(0.7, 0.9, 0.02, 1)
+        timed('sample', lambda i: lambda: gpu_tokens.sample(best, values, ids, parameters), width=W, shape=[20])
+        table = gpu_matrices.load_matrix(random_blocks('Q4_K', 1000, 4096, np.random.default_rng(0)), 'Q4_K')
         few = ids % 1000
-        timed('embed', lambda i: lambda: gpu.embed(table, few), width=W, shape=[4096])
+        timed('embed', lambda i: lambda: gpu_matrices.embed(table, few), width=W, shape=[4096])
 
 
 TIMES = dict(attention=time_attention, small=time_small, parts=time_parts, net=time_net, experts=time_experts, tokens=time_tokens)

@@ -1,26 +1,26 @@
-"""Chapters 10a and 10b on a GPU: bits against the numpy spec, and microseconds.
+"""Chapters 10a and 10d to 10h on a GPU: bits against the numpy spec, and microseconds.
 
     python gpu_products.py check      # every type, widths 1 … 64, ragged shapes, long rows, fused kernels, experts
     python gpu_products.py time       # products of model shapes, CUDA graphs over more matrices than the L2 holds
     python gpu_products.py sweep      # the same with several launch plans each
-    python gpu_products.py compile    # PTX for sm_80, 86, 89, 90, 120, without a GPU
 
 Results go to --out as JSON.  TRITON_INTERPRET=1 python gpu_products.py check --small runs the check without a GPU.
 """
 import argparse, json, sys, time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 import numpy as np
 import torch
 
-import alphabook.gpu_products as gp
-from alphabook import streams
+from alphabook import gpu_acts, gpu_experts, gpu_functions, gpu_matrices, gpu_products, streams
 from alphabook.blocks import FLOAT_TYPES, FORMATS, random_blocks
 from alphabook.gpu_weights import packing
 
+gp = SimpleNamespace(**{k: v for m in (gpu_functions, gpu_acts, gpu_products, gpu_experts, gpu_matrices) for k, v in vars(m).items()})
 WIDTHS = (1, 2, 3, 5, 8, 16, 64)
 MAIN = ("Q4_K", "Q6_K", "Q5_K", "Q8_0", "Q4_0", "IQ4_XS", "IQ3_XXS", "IQ3_S")
 
@@ -144,37 +144,6 @@ def check(out, small, device, types, workers):
 def report(r):
     if r["value"]: print("DIFFERENT", r, flush=True)
     elif r["seconds"] > 1: print(r["arm"], r["quantization"], r["n"], "equal,", r["seconds"], "s", flush=True)
-
-# ---------------------------------------------------------------- compiling without a GPU
-FLOAT_POINTERS = "p_a p_s p_d p_y p_add p_bias p_x p_g p_u".split()
-BYTE_POINTERS = "p_q p_f p_m p_m8 p_m16".split()
-
-def compiled(arch, types):
-    "(name, PTX) of the kernels of chapter 10b, compiled for an architecture."
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-    pdl = arch >= 90
-    def one(name, kernel, warps, words="*i32", **constants):
-        names = kernel.arg_names
-        if "PDL" in names: constants["PDL"] = pdl
-        kind = lambda n: ("constexpr" if n in constants else words if n == "p_w" else "*fp32" if n in FLOAT_POINTERS else
-                          "*i8" if n in BYTE_POINTERS else "*i32" if n.startswith("p_") else "fp32" if n == "eps" else "i32")
-        source = ASTSource(kernel, {n: kind(n) for n in names}, constexprs={(names.index(k),): v for k, v in constants.items()},
-                           attrs={(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if kind(n)[0] == "*"})
-        options = dict(num_warps=warps, enable_fp_fusion=False, **(dict(launch_pdl=True) if pdl and "PDL" in constants else {}))
-        return name, triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options).asm["ptx"]
-    yield one("quantize", gp.quantize_kernel, 1)
-    yield one("gated", gp.gated_kernel, 1, ACT="gelu")
-    yield one("norm", gp.norm_kernel, 4, "*fp32", L=256, PASSES=8, KEEP=True)
-    yield one("tasks", gp.tasks_kernel, 1, N=16)
-    yield one("float", gp.float_kernel, 4, "*fp32", K=2048, TYPE="F32", L=256, RB=2, CB=4, PER=0, EPILOGUE=0)
-    for t in types:
-        yield one(f"{t}/embed", gp.embed_kernel, 1, TYPE=t)
-        for mode, warps in ((0, 8), (1, 8), (2, 4)):
-            yield one(f"{t}/{mode}", gp.product_kernel, warps, S=8 if mode < 2 else 16, TYPE=t, NC=8, C=warps, RT=1, MODE=mode, EPILOGUE=3, COLUMNS=1 << 20)
-        yield one(f"{t}/3", gp.wide_kernel, 4, S=64, TYPE=t, NC=32, R=4, EPILOGUE=1, STAGES=3)
-        yield one(f"{t}/experts", gp.expert_kernel, 4, S=8, TYPE=t, NC=8, C=2, RT=2, MODE=2, PER=8)
 
 # ---------------------------------------------------------------- time
 def graph_us(run, n, samples=7, sample_us=2500):
@@ -346,8 +315,5 @@ def main():
         elif what == "small": time_small(a.out)
         elif what == "layers": time_layers(a.out)
         elif what == "pack": time_pack()
-        elif what == "compile":
-            for arch in (80, 86, 89, 90, 120):
-                for name, ptx in compiled(arch, a.types.split(",") if a.types else MAIN): print(arch, name, len(ptx), *(w for w in (".approx", ".full", ".ftz") if w in ptx), flush=True)
 
 if __name__ == "__main__": main()
