@@ -4,14 +4,17 @@
 
 # %% auto #0
 __all__ = ['WIDTHS', 'EDGES', 'SHORT', 'SURE', 'MARGIN', 'Alone', 'fitting', 'Prices', 'measure_rounds', 'best_width', 'Trust',
-           'Rest', 'Auto']
+           'Rest', 'Auto', 'Contrary', 'drafter_arm']
 
-# %% ../nbs/17_policy.ipynb #6fe522b2
+# %% ../nbs/17_policy.ipynb #cac1f8c9
 import time
 
 import numpy as np
 
-from .rounds import run_round
+from .arms import Arm, Skip, Subject, Text, register
+from .copying import CopyDrafter
+from .mtp import MtpDrafter, load_block
+from .rounds import prefill, run_round
 
 # %% ../nbs/17_policy.ipynb #79e87176
 class Alone:
@@ -193,3 +196,29 @@ class Auto:
     def rollback(self, n: int):
         for drafter in (self.mtp, self.copy):
             if drafter: drafter.rollback(n)
+
+# %% ../nbs/17_policy.ipynb #4c8812d0
+class Contrary(CopyDrafter):
+    "Says the next token of a copy and then something else: half right at best."
+    name = "contrary"
+    def draft(self, ids, n):
+        said, sure = super().draft(ids, n)
+        return [id if i == 0 else max(0, id - 1) for i, id in enumerate(said or [ids[-1]]*min(n, 3))], sure
+
+@register("drafter {}", lambda subject: ("mtp", "copy", "contrary"))
+def drafter_arm(subject: Subject, text: Text, name: str, arm: Arm):
+    "Rounds with a drafter's drafts over the plain run's text."
+    model, ids, n = subject.model, text.ids, len(text.ids)
+    if name == "mtp" and not (model.cfg.n_mtp and hasattr(model, "ops")): raise Skip("no block that drafts, on this device")
+    make = {"mtp": lambda: MtpDrafter(load_block(model, subject.mf), n + 8, min_p=0), "copy": CopyDrafter, "contrary": Contrary}
+    policy, cache = Alone(make[name](), 15), model.new_cache(n + 8)
+    def tell(prompt): policy.committed(np.asarray(ids[:cache.n], np.int32), getattr(cache, "hidden", None), prompt)
+    yield text.start - 1, prefill(model, cache, ids[:text.start], seen=lambda *rows: tell(True))
+    while cache.n < n:
+        pos, drafts = cache.n, policy.draft(np.asarray(ids[:cache.n + 1], np.int32), n - cache.n - 1)[0]
+        logits = run_round(model, cache, [ids[pos], *drafts])
+        right = next((i for i, d in enumerate(drafts) if d != ids[pos + 1 + i]), len(drafts))
+        yield from enumerate(logits[:right + 1], pos)
+        cache.commit(pos + right + 1)
+        tell(False)
+        arm.work += len(drafts)
