@@ -46,15 +46,15 @@ def size(text: str) -> int: # such as "16GiB", "500MB" or "1e9"
     power = "bkmgt".index(m[2].lower()) if m[2] else 0
     return int(number*(1024 if m[3] else 1000)**power)
 
-# %% ../nbs/28_cli.ipynb #a1cd8dda
+# %% ../nbs/28_cli.ipynb #0f8110dd
 def engine_flags(p: Parser,
                  several: bool = False): # more than one model can be given
     "The flags that every command with an engine shares."
     p.add_argument("-m", "--model", action="append" if several else "store",
                    help="GGUF file (any shard) or the name of a fetched model" + "; may be repeated"*several)
     p.add_argument("--mode", default="exact", help="exact (default), plain (exact, no drafts) or fast")
-    p.add_argument("--drafter", default="auto", help="auto, mtp, copy, block or none")
-    p.add_argument("--draft-model", help="file of a draft model (not part of this version)")
+    p.add_argument("--drafter", default="auto", help="what drafts: auto (default), mtp, copy or none")
+    p.add_argument("--draft-model", metavar="FILE", help="GGUF file with an MTP block for the model")
     p.add_argument("--device", default="auto", help="auto, cpu, cuda or numpy (the slow specification)")
     p.add_argument("--ctx", type=int, metavar="N", help="context length; default: what the model was trained for")
     p.add_argument("--threads", type=int, metavar="N", help="CPU threads; default: all cores")
@@ -178,25 +178,26 @@ def check_sampling(args):
         value = getattr(args, flag[2:].replace("-", "_"))
         if not low <= value <= high: raise ValueError(f"{flag} {value}: must be from {low} to {high}")
 
-# %% ../nbs/28_cli.ipynb #d3c8e530
+# %% ../nbs/28_cli.ipynb #aed16672
 def load_engine(args, model = None) -> Engine: # path or name; None: the flags'
     "The engine that the shared flags describe."
-    check_flags(args.mode, args.drafter, args.kv)
-    if args.draft_model: raise ValueError(f"--draft-model {args.draft_model}: drafters are not part of this version")
-    return Engine.load(model or args.model, args.device, args.mode, args.vram, args.ctx, args.threads, Bar("loading"))
+    check_flags(args.mode, args.drafter, args.kv, args.draft_model)
+    return Engine.load(model or args.model, args.device, args.mode, args.vram, args.ctx, args.threads, Bar("loading"),
+                       args.drafter, args.draft_model)
 
 # %% ../nbs/28_cli.ipynb #326a1e8b
 def sampling_of(args) -> dict:
     "Arguments for `sample`; empty for greedy decoding."
     return {k: getattr(args, k) for k in ("temp", "top_k", "top_p", "min_p", "seed")} if args.temp else {}
 
-# %% ../nbs/28_cli.ipynb #417cedae
+# %% ../nbs/28_cli.ipynb #0ca8b03c
 def rates(g: Generation) -> str:
     "One line about speed."
-    rounds = max(g.predicted_n - 1, 0)
-    speed = f", {rounds/g.predicted_ms*1e3:.1f} tok/s" if rounds and g.predicted_ms else ""
+    decoded = max(g.predicted_n - 1, 0)
+    speed = f", {decoded/g.predicted_ms*1e3:.1f} tok/s" if decoded and g.predicted_ms else ""
+    drafts = "".join(f", {name} {m['accepted']} of {m['drafted']} drafts right" for name, m in g.by_drafter.items())
     return (f"prompt {g.prompt_n} tokens in {g.prompt_ms:.0f} ms, then {g.predicted_n} in {g.predicted_ms:.0f} ms"
-            f"{speed} ({g.device}, {g.mode}, {g.finish_reason})")
+            f"{speed}, {g.rounds} rounds{drafts} ({g.device}, {g.mode}, {g.finish_reason})")
 
 # %% ../nbs/28_cli.ipynb #9f4bd094
 def cmd_generate(args) -> int:

@@ -6,10 +6,10 @@
 __all__ = ['open_streams', 'read_streams', 'close_streams', 'index_keys', 'chosen_blocks', 'sparse_mixer', 'phrase_rows',
            'phrase_layer', 'stream_block']
 
-# %% ../nbs/11b_stream_layers.ipynb #fa68a600
+# %% ../nbs/11b_stream_layers.ipynb #75ec7003
 import numpy as np
 
-from .layers import Model, Round, ffn, gdn_mixer, project_heads
+from .layers import Model, Round, each_text, ffn, gdn_mixer, project_heads
 
 # %% ../nbs/11b_stream_layers.ipynb #912193e7
 def open_streams(model: Model, x, # x: float32 [W, n_embd], embeddings
@@ -56,18 +56,20 @@ def chosen_blocks(model: Model, layer, h, # h: float32 [W, n_embd], what the att
     scores = ops.block_scores(q, index_keys(model, layer, r))                     # (W, blocks)
     return ops.choose_blocks(scores, r.positions, cfg.index_block, cfg.index_budget)
 
-# %% ../nbs/11b_stream_layers.ipynb #7b4f122a
+# %% ../nbs/11b_stream_layers.ipynb #8bb3de17
 def sparse_mixer(model: Model, layer, h, # h: float32 [W, n_embd], the blend of the streams
                  r: Round): # float32 [W, n_embd]
     "Gated attention over the blocks that an index chose; all of them while they are within the budget."
-    cfg, ops, cache, (cos, sin) = model.cfg, model.ops, r.cache, r.angles[0]
+    cfg, ops = model.cfg, model.ops
     q, k, v, gate = project_heads(model, layer, h)
-    cache.write(layer.slot, r.pos, ops.apply_rope(k, cos, sin, cfg.rope_style), v, ops.matmul(layer.indexer_k_proj, h))
-    q, k, v = ops.apply_rope(q, cos, sin, cfg.rope_style), cache.k[layer.slot], cache.v[layer.slot]
-    if r.pos + len(h) <= cfg.index_budget: y = ops.attention(q, k, v, r.positions, 0, cfg.attn_scale)
-    else:
+    q, k = (ops.apply_rope(x, *r.angles[0], cfg.rope_style) for x in (q, k))
+    def attend(r, h, q, k, v, index):
+        r.cache.write(layer.slot, r.pos, k, v, index)
+        table = r.cache.k[layer.slot], r.cache.v[layer.slot]
+        if r.pos + len(h) <= cfg.index_budget: return ops.attention(q, *table, r.positions, 0, cfg.attn_scale)
         chosen = chosen_blocks(model, layer, h, r)
-        y = ops.sparse_attention(q, k, v, r.positions, chosen, cfg.index_block, cfg.attn_scale)
+        return ops.sparse_attention(q, *table, r.positions, chosen, cfg.index_block, cfg.attn_scale)
+    y = each_text(r, attend, h, q, k, v, ops.matmul(layer.indexer_k_proj, h))     # (W, H, D)
     return ops.matmul(layer.attn_output, ops.sigmoid_gate(y.reshape(len(h), -1), gate))
 
 # %% ../nbs/11b_stream_layers.ipynb #b42f232c
@@ -79,18 +81,20 @@ def phrase_rows(model: Model, r: Round): # float32 [W, heads · ple_dim]
                          cfg.ple_multipliers, cfg.ple_sizes, cfg.ple_offsets)     # (W, heads)
     return ops.embed(model.whole.per_layer_token_embd, rows.reshape(-1)).reshape(len(rows), -1)
 
-# %% ../nbs/11b_stream_layers.ipynb #f55b1ae7
+# %% ../nbs/11b_stream_layers.ipynb #f1eeb92c
 def phrase_layer(model: Model, layer, x, # x: float32 [W, streams, n_embd]
                  r: Round): # float32 [W, streams, n_embd]
     "The streams plus what the table says to the tokens' phrases, gated by how well it fits, and its convolution."
-    cfg, ops, e = model.cfg, model.ops, phrase_rows(model, r)
+    cfg, ops, e = model.cfg, model.ops, each_text(r, lambda r: phrase_rows(model, r))
     def norm(x, w): return ops.stream_norm(x, w, cfg.eps)
     key = norm(ops.matmul(layer.ple_key, e).reshape(x.shape), layer.ple_norm_key)
     gate = ops.fit(key, norm(x, layer.ple_norm_query))                            # (W, streams)
     value = gate[..., None]*ops.matmul(layer.ple_value, e)[:, None]               # (W, streams, n_embd)
-    rows, window = norm(value, layer.ple_norm_conv).reshape(len(x), -1), len(r.cache.windows) - 1
-    conv = ops.conv_silu(np.concatenate([r.cache.window(window), rows]), layer.ple_conv1d, cfg.ple_ngram)
-    r.cache.keep_rows(window, rows)
+    def convolve(r, rows):
+        window = len(r.cache.windows) - 1
+        r.cache.keep_rows(window, rows)
+        return ops.conv_silu(np.concatenate([r.cache.window(window), rows]), layer.ple_conv1d, cfg.ple_ngram)
+    conv = each_text(r, convolve, norm(value, layer.ple_norm_conv).reshape(len(x), -1))
     return x + (value + conv.reshape(x.shape))
 
 # %% ../nbs/11b_stream_layers.ipynb #83ac55d7

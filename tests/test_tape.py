@@ -1,5 +1,5 @@
 "The tape: recorded operations give what issued ones give, with any number of threads, late ones too; stale kernels are not used."
-import os, pathlib, shutil, subprocess, sys, threading
+import json, os, pathlib, shutil, subprocess, sys, threading
 
 import numpy as np
 import pytest
@@ -160,3 +160,62 @@ def added(*siblings):
                               text=True, check=True, capture_output=True).stdout.strip()
     assert output('added(SMALL)') == '([2], [0])' and output('added(LARGE)') == '([2000], [0])'
     assert output('added(SMALL, LARGE)') == '([2, 2000], [1, 1])'
+
+
+MANY = '''import sys
+import numpy as np
+import alphabook.tape as tape
+from alphabook.tape import kernel, recording, share
+
+def adder(n):
+    @kernel
+    def add(lo, hi, x):
+        for i in range(lo, hi): x[i] += n
+    return add
+
+def result(cores):
+    tape._cores, x, adders = cores, np.zeros(9, np.int64), [adder(n) for n in range(9)]
+    with recording() as t:
+        for i, f in enumerate(adders): share(f, 1, 1, x[i:])
+    t.play()
+    return x.tolist(), sum(sum(f.stats.cache_hits.values()) for f in adders)
+'''
+
+
+def many(folder, before='pass'):
+    "What `result` says in a new process that finds its kernels in this folder: (values, kernels read from disk)."
+    (folder/'many.py').write_text(MANY)
+    env = os.environ | dict(PYTHONPATH=os.pathsep.join(sys.path), NUMBA_CACHE_DIR=str(folder/'cache'))
+    out = subprocess.run([sys.executable, '-c', f'import os; from many import *; {before}; print(*result(3))'], env=env,
+                         cwd=folder, text=True, check=True, capture_output=True).stdout
+    values, read = out.rsplit(maxsplit=1)
+    return json.loads(values), int(read)
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='processes are copied on Linux only')
+def test_kernels_are_compiled_by_several_processes(tmp_path):
+    "Whoever compiles, the results are the same; what copies of the process have made is read from disk."
+    values, read = many(tmp_path)
+    assert values == [*range(9)] and 0 < read < 9
+    assert many(tmp_path) == (values, 9)
+
+
+@pytest.mark.parametrize('trouble', [
+    'tape._copy = lambda *a: 0',                                                      # no copy can be made
+    'tape._copy = lambda *a: os.fork() or os._exit(1)',                               # copies die at once
+    'os.chmod("cache", 0o500); tape.Path.write_bytes = lambda *a: os.open("/proc/none", 0)'])  # nothing can be written
+def test_compiling_when_something_goes_wrong(tmp_path, trouble):
+    (tmp_path/'cache').mkdir()
+    assert many(tmp_path, trouble) == ([*range(9)], 0)
+
+
+def test_a_damaged_file_is_compiled_again(tmp_path):
+    many(tmp_path)
+    for path in (tmp_path/'cache').rglob('many.*.nbc'): path.write_bytes(path.read_bytes()[:100])
+    assert many(tmp_path) == ([*range(9)], 0)
+    assert many(tmp_path) == ([*range(9)], 9)
+
+
+def test_nowhere_to_keep_kernels(tmp_path):
+    nowhere = 'import numba.core.caching as c; c.CompileResultCacheImpl._locator_classes = []'
+    assert many(tmp_path, nowhere) == ([*range(9)], 0) == many(tmp_path, nowhere)
