@@ -187,10 +187,10 @@ def copied(ids, # int [n]: the text
     "What followed the source, going round at the text's end."
     return np.asarray(ids)[source + np.arange(n) % (len(ids) - source)].tolist()
 
-# %% ../nbs/15_copying.ipynb #10891182
+# %% ../nbs/15_copying.ipynb #577d270a
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)               # where groups of match lengths begin
 GROUP = np.searchsorted(LENGTHS, np.arange(MOST + 1), "right") - 1
-PRIOR, TRIALS = np.array(LENGTHS)/(np.array(LENGTHS) + 2), 4  # share of hits to begin with, and its weight
+PRIOR, TRIALS = 1 - .7/np.array(LENGTHS), 8    # share of hits to begin with, and its weight in trials
 
 class HitRates:
     "How often the token after a match was right, by the match's length."
@@ -205,11 +205,11 @@ class HitRates:
         "How sure the first, second, … token of a copy is, if those before it were right."
         return (self.hits/self.trials)[GROUP[np.minimum(length + np.arange(n), MOST)]]
 
-# %% ../nbs/15_copying.ipynb #c6c2e5d9
+# %% ../nbs/15_copying.ipynb #d4c5b966
 class CopyDrafter:
     "Drafts that continue the latest of the longest matches of the text's end."
     name = "copy"
-    def __init__(self, least: int = 3): # shortest match that is worth a draft
+    def __init__(self, least: int = 2): # shortest match that is worth a draft
         self.least = least
         self.reset()
 

@@ -247,110 +247,87 @@ def _pack_32(CODE, HEAD, STEP, SIZE, AT, SECOND, DOWN, HIGH=0, HAS_MIN=False, PO
                 if j == 7: o += HEAD + 8*STEP
     return pack_32
 
-# %% ../nbs/09c_cpu_packing.ipynb #bd9bb840
-def _pack_k(CODE, HEAD, STEP, SIZE, AT, HIGH=0):
-    "The kernel of Q4_K and Q5_K: nibbles begin at AT, fifth bits at HIGH."
+# %% ../nbs/09c_cpu_packing.ipynb #276bb5ff
+@njit(inline="always")
+def _eight(data, places, at, down): # 32 bytes of each row, shifted down
+    return eight_words(four_words(data, places, at), four_words(data, places, at + 16), down, down)
+
+@njit(inline="always")
+def _leaf_q45_k(FIVE, data, places, at, w, o): # superblocks at `at` of 16 rows → a leaf at w[o]
+    store_floats(w, o, widen(row_shorts(data, places, at)))
+    store_floats(w, o + 64, widen(row_shorts(data, places, at + 2)))
+    scales, minima, last = (row_words(data, places, at + 4), row_words(data, places, at + 8),
+                            row_words(data, places, at + 12))
+    for j in range(4):
+        sc, mn, both = cut(scales, 8*j, 255), cut(minima, 8*j, 255), cut(last, 8*j, 255)
+        store_bytes(w, o + 128 + 16*j, cut(sc, 0, 63))
+        store_bytes(w, o + 192 + 16*j, above(cut(both, 0, 15), cut(sc, 6, 3), 4))
+        store_bytes(w, o + 256 + 16*j, cut(mn, 0, 63))
+        store_bytes(w, o + 320 + 16*j, above(cut(both, 4, 15), cut(mn, 6, 3), 4))
+    for j in range(8):
+        u = _eight(data, places, at + 16 + 32*FIVE + j//2*32, j % 2*4)
+        if FIVE: pack("5", on_top(u, 4, _eight(data, places, at + 16, j), 1), w, o + 384 + j*320)
+        else: pack("4", u, w, o + 384 + j*256)
+
+# %% ../nbs/09c_cpu_packing.ipynb #df5fe6f7
+@njit(inline="always")
+def _leaf_q6_k(data, places, at, w, o):
+    store_floats(w, o, widen(row_shorts(data, places, at + 208)))
+    for i in range(16): store_bytes(w, o + 64 + 16*i, row_bytes(data, places, at + 192 + i))
+    for j in range(8):
+        low = _eight(data, places, at + j//4*64 + j % 2*32, j % 4//2*4)
+        pack("6", on_top(low, 4, _eight(data, places, at + 128 + j//4*32, j % 4*2), 2), w, o + 320 + j*384)
+
+@njit(inline="always")
+def _leaf_q2_k(data, places, at, w, o):
+    store_floats(w, o, widen(row_shorts(data, places, at + 80)))
+    store_floats(w, o + 64, widen(row_shorts(data, places, at + 82)))
+    for i in range(16):
+        both = row_bytes(data, places, at + i)
+        store_bytes(w, o + 128 + 16*i, cut(both, 0, 15))
+        store_bytes(w, o + 384 + 16*i, cut(both, 4, 15))
+    for j in range(8): pack("2", _eight(data, places, at + 16 + j//4*32, j % 4*2), w, o + 640 + j*128)
+
+# %% ../nbs/09c_cpu_packing.ipynb #66c70ffd
+@njit(inline="always")
+def _leaf_q3_k(data, places, at, w, o):
+    store_floats(w, o, widen(row_shorts(data, places, at + 108)))
+    for i in range(16):
+        low = cut(row_bytes(data, places, at + 96 + i % 8), i//8*4, 15)
+        sc = above(low, cut(row_bytes(data, places, at + 104 + i % 4), i//4*2, 3), 4)
+        store_bytes(w, o + 64 + 16*i, add(sc, constant(-32)))
+    for j in range(8):
+        low = _eight(data, places, at + 32 + j//4*32, j % 4*2)
+        pack("3", on_top(low, 2, _eight(data, places, at, j), 1), w, o + 320 + j*192)
+
+@njit(inline="always")
+def _leaf_iq4_xs(data, places, at, w, o):
+    store_floats(w, o, widen(row_shorts(data, places, at)))
+    high, low = row_shorts(data, places, at + 2), row_words(data, places, at + 4)
+    for j in range(8):
+        sc = above(cut(low, 4*j, 15), cut(high, 2*j, 3), 4)
+        store_bytes(w, o + 64 + 16*j, add(sc, constant(-32)))
+        v = four_words(data, places, at + 8 + 16*j)
+        pack("4", eight_words(v, v, 0, 4), w, o + 192 + j*256)
+
+# %% ../nbs/09c_cpu_packing.ipynb #5590d310
+def _pack_256(KIND, SIZE, LEAF):
+    "The kernel of a type with superblocks of SIZE bytes, which become leaves of LEAF bytes."
     @kernel
-    def pack_k(lo, hi, data, R, length, n, first, w):
+    def pack_256(lo, hi, data, R, length, n, first, w):
         places = np.empty(16, np.int64)
         for task in range(lo, hi):
             _find_rows(task, R, length, places)
-            o = (task - first)*(n//8)*(HEAD + 8*STEP)
+            o = (task - first)*(n//8)*LEAF
             for at in range(0, n//8*SIZE, SIZE):
-                store_floats(w, o, widen(row_shorts(data, places, at)))
-                store_floats(w, o + 64, widen(row_shorts(data, places, at + 2)))
-                scales, minima = row_words(data, places, at + 4), row_words(data, places, at + 8)
-                last = row_words(data, places, at + 12)
-                for j in range(4):
-                    sc, mn, both = cut(scales, 8*j, 255), cut(minima, 8*j, 255), cut(last, 8*j, 255)
-                    store_bytes(w, o + 128 + 16*j, cut(sc, 0, 63))
-                    store_bytes(w, o + 192 + 16*j, above(cut(both, 0, 15), cut(sc, 6, 3), 4))
-                    store_bytes(w, o + 256 + 16*j, cut(mn, 0, 63))
-                    store_bytes(w, o + 320 + 16*j, above(cut(both, 4, 15), cut(mn, 6, 3), 4))
-                for j in range(8):
-                    i, down = at + AT + j//2*32, j % 2*4
-                    u = eight_words(four_words(data, places, i), four_words(data, places, i + 16), down, down)
-                    if HIGH:
-                        low, high = four_words(data, places, at + HIGH), four_words(data, places, at + HIGH + 16)
-                        u = on_top(u, 4, eight_words(low, high, j, j), 1)
-                    pack(CODE, u, w, o + HEAD + j*STEP)
-                o += HEAD + 8*STEP
-    return pack_k
-
-# %% ../nbs/09c_cpu_packing.ipynb #39df764c
-@kernel
-def _pack_q6_k(lo, hi, data, R, length, n, first, w):
-    places = np.empty(16, np.int64)
-    for task in range(lo, hi):
-        _find_rows(task, R, length, places)
-        o = (task - first)*(n//8)*3392
-        for at in range(0, n//8*210, 210):
-            store_floats(w, o, widen(row_shorts(data, places, at + 208)))
-            for i in range(16): store_bytes(w, o + 64 + 16*i, row_bytes(data, places, at + 192 + i))
-            for j in range(8):
-                i, h = at + j//4*64 + j % 2*32, at + 128 + j//4*32
-                down, top = j % 4//2*4, j % 4*2
-                low = eight_words(four_words(data, places, i), four_words(data, places, i + 16), down, down)
-                high = eight_words(four_words(data, places, h), four_words(data, places, h + 16), top, top)
-                pack("6", on_top(low, 4, high, 2), w, o + 320 + j*384)
-            o += 3392
-
-# %% ../nbs/09c_cpu_packing.ipynb #5371524d
-@kernel
-def _pack_q2_k(lo, hi, data, R, length, n, first, w):
-    places = np.empty(16, np.int64)
-    for task in range(lo, hi):
-        _find_rows(task, R, length, places)
-        o = (task - first)*(n//8)*1664
-        for at in range(0, n//8*84, 84):
-            store_floats(w, o, widen(row_shorts(data, places, at + 80)))
-            store_floats(w, o + 64, widen(row_shorts(data, places, at + 82)))
-            for i in range(16):
-                both = row_bytes(data, places, at + i)
-                store_bytes(w, o + 128 + 16*i, cut(both, 0, 15))
-                store_bytes(w, o + 384 + 16*i, cut(both, 4, 15))
-            for j in range(8):
-                i, down = at + 16 + j//4*32, j % 4*2
-                u = eight_words(four_words(data, places, i), four_words(data, places, i + 16), down, down)
-                pack("2", u, w, o + 640 + j*128)
-            o += 1664
-
-# %% ../nbs/09c_cpu_packing.ipynb #0e7a9e72
-@kernel
-def _pack_q3_k(lo, hi, data, R, length, n, first, w):
-    places = np.empty(16, np.int64)
-    for task in range(lo, hi):
-        _find_rows(task, R, length, places)
-        o = (task - first)*(n//8)*1856
-        for at in range(0, n//8*110, 110):
-            store_floats(w, o, widen(row_shorts(data, places, at + 108)))
-            for i in range(16):
-                low = cut(row_bytes(data, places, at + 96 + i % 8), i//8*4, 15)
-                sc = above(low, cut(row_bytes(data, places, at + 104 + i % 4), i//4*2, 3), 4)
-                store_bytes(w, o + 64 + 16*i, add(sc, constant(-32)))
-            for j in range(8):
-                i, down = at + 32 + j//4*32, j % 4*2
-                low = eight_words(four_words(data, places, i), four_words(data, places, i + 16), down, down)
-                high = eight_words(four_words(data, places, at), four_words(data, places, at + 16), j, j)
-                pack("3", on_top(low, 2, high, 1), w, o + 320 + j*192)
-            o += 1856
-
-# %% ../nbs/09c_cpu_packing.ipynb #05cbb060
-@kernel
-def _pack_iq4_xs(lo, hi, data, R, length, n, first, w):
-    places = np.empty(16, np.int64)
-    for task in range(lo, hi):
-        _find_rows(task, R, length, places)
-        o = (task - first)*(n//8)*2240
-        for at in range(0, n//8*136, 136):
-            store_floats(w, o, widen(row_shorts(data, places, at)))
-            high, low = row_shorts(data, places, at + 2), row_words(data, places, at + 4)
-            for j in range(8):
-                sc = above(cut(low, 4*j, 15), cut(high, 2*j, 3), 4)
-                store_bytes(w, o + 64 + 16*j, add(sc, constant(-32)))
-                v = four_words(data, places, at + 8 + 16*j)
-                pack("4", eight_words(v, v, 0, 4), w, o + 192 + j*256)
-            o += 2240
+                if KIND == "Q4_K": _leaf_q45_k(False, data, places, at, w, o)
+                elif KIND == "Q5_K": _leaf_q45_k(True, data, places, at, w, o)
+                elif KIND == "Q6_K": _leaf_q6_k(data, places, at, w, o)
+                elif KIND == "Q2_K": _leaf_q2_k(data, places, at, w, o)
+                elif KIND == "Q3_K": _leaf_q3_k(data, places, at, w, o)
+                else: _leaf_iq4_xs(data, places, at, w, o)
+                o += LEAF
+    return pack_256
 
 # %% ../nbs/09c_cpu_packing.ipynb #8401be43
 def _masks(signs): # uint64 [n] of bytes ±1 → of bytes 0 and 255
@@ -463,22 +440,20 @@ def _pack_book(KIND, CODE, HEAD, STEP, SIZE, GROUPS, D, FACTOR):
                 o += HEAD + 8*STEP
     return pack_book
 
-# %% ../nbs/09c_cpu_packing.ipynb #cb476ac6
+# %% ../nbs/09c_cpu_packing.ipynb #4980872c
 @functools.cache
 def packer(type: str, # a quantized type
            ): # kernel
     "The kernel that packs a type from the bytes of the file."
     blocks = dict(Q4_0=(18, 2, 0, 4), Q4_1=(20, 4, 0, 4, 0, True), Q5_0=(22, 6, 0, 4, 2), Q5_1=(24, 8, 0, 4, 4, True),
                   Q8_0=(34, 2, 16, 0), IQ4_NL=(18, 2, 0, 4), MXFP4=(17, 1, 0, 4, 0, False, True))
-    superblocks = dict(Q4_K=(144, 16), Q5_K=(176, 48, 16))
-    whole = dict(Q6_K=_pack_q6_k, Q2_K=_pack_q2_k, Q3_K=_pack_q3_k, IQ4_XS=_pack_iq4_xs)
     books = dict(IQ2_XXS=(0, .125), IQ2_XS=(0, .125), IQ2_S=(0, .125), IQ3_XXS=(0, .25), IQ3_S=(0, 1.), IQ1_S=(0, .125),
                  IQ1_M=(48, .125), TQ1_0=(52, 1.), TQ2_0=(64, 1.))
     p = packing(type)
     sizes = p.code.partition("=")[0], p.head, p.step
     if type in blocks: return _pack_32(*sizes, *blocks[type])
     if type in books: return _pack_book(type, *sizes, TYPE[type].size, 256//p.group, *books[type])
-    return _pack_k(*sizes, *superblocks[type]) if type in superblocks else whole[type]
+    return _pack_256(type, TYPE[type].size, p.leaf)
 
 # %% ../nbs/09c_cpu_packing.ipynb #06162643
 @kernel

@@ -26,9 +26,9 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.serialize import dumps
 from numba.extending import intrinsic
 
-# %% ../nbs/09b_tape.ipynb #d5bf661c
+# %% ../nbs/09b_tape.ipynb #3c836507
 def _stamp(folder: Path) -> str: # hexadecimal
-    "A fingerprint of everything that kernels are made of."
+    "A fingerprint of what kernels of several chapters are made of."
     h = hashlib.sha256(numba.__version__.encode())
     for path in sorted([*folder.glob("cpu*.py"), folder/"vectors.py", folder/"tape.py"]):
         if path.exists(): h.update(path.read_bytes())
@@ -36,9 +36,15 @@ def _stamp(folder: Path) -> str: # hexadecimal
 
 _STAMP = _stamp(Path(__file__).parent if "__file__" in globals() else Path("../alphabook"))
 
+@cache
+def _stamp_of(path: Path) -> str: # file that holds a kernel, or says it does
+    "The same, and of the kernel's own file."
+    return hashlib.sha256(_STAMP.encode() + (path.read_bytes() if path.is_file() else b"")).hexdigest()[:16]
+
 class KernelFiles:
     "A kernel's compilations on disk, as numba asks for them: a file each, for a version of the sources and a key."
-    def __init__(self, folder: str, name: str): self.folder, self.name, self.stamp = Path(folder), name, _STAMP
+    def __init__(self, folder: str, name: str, stamp: str):
+        self.folder, self.name, self.stamp = Path(folder), name, stamp
 
     def path(self, key) -> Path: # key: argument types, processor, code
         return self.folder/f"{self.name}.{self.stamp}.{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}.nbc"
@@ -58,7 +64,7 @@ class KernelFiles:
                 if not old.name.startswith(f"{self.name}.{self.stamp}."): old.unlink(missing_ok=True)
         except OSError: part.unlink(missing_ok=True)
 
-# %% ../nbs/09b_tape.ipynb #18468532
+# %% ../nbs/09b_tape.ipynb #6351cfbc
 def _variant(f) -> str: # hexadecimal
     "A fingerprint of a function's own code and of the numbers and words that it was made with."
     code = f.__code__
@@ -73,7 +79,8 @@ def kernel(f, # function of (lo, hi, *args), or one that such functions call
     compile = njit(f, error_model="numpy", nogil=True)
     try: compile.enable_caching()
     except RuntimeError: return compile                      # no folder that we may write to
-    compile._cache._cache_file = KernelFiles(compile._cache.cache_path, compile._cache._impl.filename_base)
+    own, cache = Path(f.__code__.co_filename), compile._cache
+    cache._cache_file = KernelFiles(cache.cache_path, cache._impl.filename_base, _stamp_of(own))
     return compile
 
 # %% ../nbs/09b_tape.ipynb #d171c8d9
@@ -290,11 +297,11 @@ class Pool:
         i = bisect(self.places, (at, math.inf)) - 1
         return i >= 0 and at < self.places[i][1]
 
-# %% ../nbs/09b_tape.ipynb #f666c855
+# %% ../nbs/09b_tape.ipynb #c0d5afea
 class Tape:
     "Operations in the order in which they were issued."
     def __init__(self):
-        self.program, self.kernels, self.arguments, self.names = [], [], [], []
+        self.program, self.kernels, self.arguments, self.names = [], {}, [], []
         self.first_of_group, self.pool = None, Pool()
 
     def record(self, kernel, # from `kernel`
@@ -304,7 +311,7 @@ class Tape:
         signature = types.int64, types.int64, *map(type_of, args)
         words = np.array([w for a in args for w in argument_words(a)], np.int64)
         others = [a for a in args if isinstance(a, np.ndarray) and not self.pool.owns(a)]
-        self.kernels.append((kernel, signature))
+        self.kernels[len(self.program)] = kernel, signature
         self.arguments.append((words, others))
         largest = max((a.nbytes for a in args if isinstance(a, np.ndarray)), default=0)
         self.names.append((kernel.__name__, largest))
@@ -313,10 +320,9 @@ class Tape:
 
     def close(self):
         "The program as kernels read it."
-        compile_together(self.kernels)
+        compile_together(self.kernels.values())
         self.program = np.array(self.program, np.int64).reshape(-1, 5)
-        self.kernels = [trampoline(*k) for k in self.kernels]
-        if self.kernels: self.program[:, 0] = [entry for entry, _ in self.kernels]
+        for i, k in self.kernels.items(): self.program[i, 0] = trampoline(*k)[0]           # which is kept for ever
 
     def play(self):
         "Run everything, by all threads."

@@ -1,0 +1,1 @@
+"Prompts that travel in the wheel, as the package `alphabook._prompts`."
