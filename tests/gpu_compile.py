@@ -84,7 +84,7 @@ def product_calls(types=('Q4_K', 'Q6_K', 'Q8_0', 'IQ4_XS', 'Q4_1')):
     for type in types:
         for T, NB in ((8, 8), (8, 16), (600, 20)):
             w = products.Matrix(tiles(T, NB, type), type, T*16, NB*256)
-            for W in (1, 8, 16, 64) if type == 'Q4_K' else (1, 16, 64):
+            for W in (1, 8, 16, 32, 64) if type == "Q4_K" else (1, 16, 64):
                 a = acts.quantize(rand(W, NB*256))
                 products.product(w, a, add=rand(W, T*16))
         w = experts.Experts(tiles(8*4, 8, type).unflatten(0, (4, 8)), type, 128, 2048)
