@@ -327,7 +327,7 @@ def run_together(self: GpuModel, texts: list, # of (cache, ids int [W ≥ 1]): e
     for (cache, _), part in zip(texts, r.parts): cache.part, cache.residual = part, x[part.rows]
     return [logits[part.rows] for part in r.parts]
 
-# %% ../nbs/11f_gpu_rounds.ipynb #7fe7a3b2
+# %% ../nbs/11f_gpu_rounds.ipynb #7179443c
 def can_continue(self: GpuModel, sampling: dict # of `sample`: temp, top_k, top_p, min_p, seed
                  ) -> bool:
     "Whether the device can choose by itself: a top-k above 64 is left to the host."
@@ -353,3 +353,4 @@ def continue_text(self: GpuModel, cache: GpuCache, token: int, # the token at th
     return ids
 
 for f in (new_cache, run_round, run_together, can_continue, continue_text): setattr(GpuModel, f.__name__, f)
+GpuModel.continue_greedily = continue_text                    # the name of the greedy part alone
