@@ -105,7 +105,7 @@ class Recorded:
         cache.written[:], cache.hidden = cache.n + len(ids), self.hidden
         return self.logits.copy()
 
-# %% ../nbs/11c_rounds.ipynb #27ac2f38
+# %% ../nbs/11c_rounds.ipynb #c6cd427b
 TAPES = 24                                     # most recordings that a cache keeps
 
 def recorded(model: Model, cache: Cache, ids, want: int): # Recorded, or None
@@ -113,7 +113,8 @@ def recorded(model: Model, cache: Cache, ids, want: int): # Recorded, or None
     key = len(ids), want
     if model.cfg.streams or not (model.record and hasattr(model.ops, "recording")): return None
     if key not in cache.tapes:
-        if len(cache.tapes) == TAPES: del cache.tapes[next(iter(cache.tapes))]
+        kind = [k for k in cache.tapes if (k[1] < k[0]) == (want < len(ids))]        # prompts don't displace drafts
+        if len(kind) >= (TAPES//3 if want < len(ids) else TAPES - TAPES//3): del cache.tapes[kind[0]]
         try: cache.tapes[key] = Recorded(model, cache, ids, want)
         except NotRecordable: model.record = False; return None
     found = cache.tapes[key] = cache.tapes.pop(key)          # those that were not used for long go first
