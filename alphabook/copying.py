@@ -104,7 +104,7 @@ def leave_contexts(entries, nodes, keys, kids, log, used):
         else: nodes[node, LATEST] = old
     used[1] = entries
 
-# %% ../nbs/15_copying.ipynb #f7b422db
+# %% ../nbs/15_copying.ipynb #81769dd0
 class CopyIndex:
     "A growing text; for each of its positions the longest match before it, the latest of them."
     def __init__(self, room: int = 1024): # tokens; grows by itself
@@ -118,7 +118,7 @@ class CopyIndex:
     def hash_nodes(self):
         "A table of twice as many slots as there may be nodes."
         self.keys = np.full(1 << (2*len(self.nodes)).bit_length(), -1, np.int64)
-        self.kids = np.zeros(len(self.keys), np.int32)
+        self.kids, self.stale = np.zeros(len(self.keys), np.int32), 0
         hang_all(self.nodes, self.used[0], self.keys, self.kids)
 
     @property
@@ -147,12 +147,14 @@ def append(self: CopyIndex, ids): # int [n]
 
 CopyIndex.append = append
 
-# %% ../nbs/15_copying.ipynb #0ffc452c
+# %% ../nbs/15_copying.ipynb #4ccaf1f3
 def cut(self: CopyIndex, n: int): # tokens that stay
     "Forget all tokens from position n on."
     if n < self.n:
+        nodes = self.used[0]
         leave_contexts(self.marks[MOST + n], self.nodes, self.keys, self.kids, self.log, self.used)
-        self.n = n
+        self.n, self.stale = n, self.stale + nodes - self.used[0]
+        if self.stale > len(self.keys)//4: self.hash_nodes()  # a full table would be searched for ever
 
 CopyIndex.cut = cut
 

@@ -6,7 +6,7 @@
 __all__ = ['ARMS', 'check_arms', 'check_sets', 'prompt_ids_of', 'take_prompts', 'mean', 'drafted_by', 'set_rows', 'bench_sets',
            'sets_table']
 
-# %% ../nbs/25d_drafts.ipynb #49e6e8b9
+# %% ../nbs/25d_drafts.ipynb #767e54ec
 import datetime
 import math
 from collections import defaultdict
@@ -14,6 +14,7 @@ from collections import defaultdict
 from .arithmetic import CONTRACT_VERSION
 from .cpu_streams import set_threads
 from .engine import Engine, check_flags
+from .policy import WIDTHS, measure_rounds
 from .prompts import load_prompts, prompt_text
 from .protocol import busy, commit, load, machine, model_facts, summarise
 
@@ -103,7 +104,7 @@ def set_rows(found: dict, # from `take_prompts`
         rows[-2]["by_drafter"] = drafted_by(first)
     return rows
 
-# %% ../nbs/25d_drafts.ipynb #96194712
+# %% ../nbs/25d_drafts.ipynb #3907c0ef
 def bench_sets(engine: Engine, # on the CPU
                sets = ("A", "V", "R"), arms = ARMS, passes: int = 2, threads: int = None,
                split: str = "test", # of the prompts; "train" is for making choices
@@ -117,6 +118,8 @@ def bench_sets(engine: Engine, # on the CPU
     if busy(before): say(f"this machine is busy (load {before}): figures of this run, ratios too, may be far off")
     names = {"plain": "none", **{a: a for a in arms[1:]}, "plain again": "none"}
     sessions = {arm: engine.session(n_ctx, drafter=drafter) for arm, drafter in names.items()}
+    for arm, session in sessions.items():                     # rounds are recorded before anything is timed
+        if session.policy: measure_rounds(engine.model, session.cache, [w for w in WIDTHS if w <= n_ctx], 0)
     prompts = [p for name in sets for p in load_prompts(name, split=split)[:most]]
     found, wrong = take_prompts(engine, sessions, prompts, passes, progress)
     return dict(topic=f"drafters-{topic or facts['model']}", device="cpu", date=datetime.date.today().isoformat(),

@@ -49,7 +49,7 @@ def fitting(n: int, # drafts
     "The most drafts that make a round of one of the WIDTHS."
     return max(w for w in WIDTHS if w <= n + 1) - 1
 
-# %% ../nbs/17_policy.ipynb #7ac7b57b
+# %% ../nbs/17_policy.ipynb #a7e0caa9
 class Prices:
     "Seconds of a round by its rows; kept up to date by what rounds take."
     def __init__(self, seconds: dict): # {rows: seconds}, at least of one row and of another number
@@ -67,15 +67,15 @@ class Prices:
 
 def measure_rounds(model, cache, # of an empty text
                    widths = (1, 2, 4, 8, 16, 32), # rows
-                   budget: float = 0.5, # seconds of rounds after which no other width is begun
+                   budget: float = 0.5, # seconds of rounds after which no other width is begun; 0: all, once each
                    ) -> Prices:
     "Time rounds on a cache; what they leave is not committed. On a GPU they are captured on the way."
     found, spent = {}, 0.0
     for rows in widths:
-        if rows > cache.room or len(found) > 1 and spent > budget: break
+        if rows > cache.room or len(found) > 1 and spent > budget > 0: break
         ids, times = np.arange(1, rows + 1)*7919 % model.cfg.n_vocab, []
         run_round(model, cache, ids)                          # recorded now, if it can be
-        while len(times) < 5 and (not times or sum(times) < budget/5):
+        while len(times) < 5 and (not times or sum(times) < budget/5):              # no budget: once
             start = time.perf_counter()
             run_round(model, cache, ids)
             times.append(time.perf_counter() - start)
