@@ -6,9 +6,10 @@
 __all__ = ['LATER', 'SLOW_START', 'PROOFS', 'Parser', 'size', 'engine_flags', 'sampling_flags', 'bench_flags', 'make_parser',
            'Bar', 'say', 'patience', 'read_prompt', 'check_sampling', 'load_engine', 'sampling_of', 'rates',
            'cmd_generate', 'cmd_chat', 'cmd_info', 'cmd_fetch', 'cmd_synth', 'parse_widths', 'print_arms',
-           'cmd_compare', 'check_bench', 'check_out', 'bench_command', 'cmd_bench', 'main']
+           'cmd_compare', 'check_bench', 'check_out', 'bench_command', 'bench_drafts', 'cmd_bench', 'finish_bench',
+           'main']
 
-# %% ../nbs/28_cli.ipynb #7d5451b0
+# %% ../nbs/28_cli.ipynb #1fa6d776
 import argparse
 import json
 import os
@@ -25,6 +26,7 @@ import alphabook
 from .comparator import compare_model, default_prompts, passed
 from .config import load_config
 from .cpu_streams import set_threads
+from .drafts import bench_sets, check_sets, sets_table
 from .engine import Engine, Generation, check_flags, pick_backend, run
 from .fetch import MODELS, fetch, resolve_model
 from .modelfile import ModelFile, summary
@@ -75,17 +77,18 @@ def sampling_flags(p: Parser):
     p.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the sampler")
     p.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end at this text (may be repeated)")
 
-# %% ../nbs/28_cli.ipynb #827b59e6
+# %% ../nbs/28_cli.ipynb #ca563e61
 def bench_flags(p: Parser):
     "The flags of `bench`."
-    p.add_argument("--arms", default="plain", help="what to measure: plain")
+    p.add_argument("--arms", help="with --sets: plain (the control, first), mtp, copy, auto; default: all that there are")
     p.add_argument("--widths", default="1,2,4,8,16,32", help="rows of verify rounds (default 1,2,4,8,16,32)")
     p.add_argument("--passes", type=int, default=2, metavar="N", help="recorded passes (default 2)")
     p.add_argument("--peer", metavar="NAME", help="measure another engine in the same run: llama.cpp")
     p.add_argument("--peer-python", metavar="PATH", default=os.environ.get("ALPHABOOK_PEER_PYTHON") or sys.executable,
                    help="Python that can import llama_cpp; default: $ALPHABOOK_PEER_PYTHON, or this one")
     p.add_argument("--shapes", help="published shapes to measure (not part of this version)")
-    p.add_argument("--sets", help="sets of prompts (not part of this version)")
+    p.add_argument("--sets", help="measure drafters on sets of prompts: A (short), V (tasks), R (edits), such as A,V,R")
+    p.add_argument("--split", default="test", help="prompts of --sets: test (default) or train")
     p.add_argument("--cold", type=int, default=0, metavar="N", help="also N starts with no compiled kernels (slow)")
     p.add_argument("--topic", metavar="NAME", help="name of the results; default: the model's")
     p.add_argument("-o", "--out", metavar="PATH", help="write a JSON file: its name, or a folder of results")
@@ -310,15 +313,17 @@ def cmd_compare(args) -> int:
     else: print_arms(result)
     return 0 if passed(result) else 1
 
-# %% ../nbs/28_cli.ipynb #98fe4d9d
+# %% ../nbs/28_cli.ipynb #4b6e2490
 def check_bench(args, widths):
     "Raise `ValueError` for what this version of bench can't do."
     check_flags(args.mode, args.drafter, args.kv)
     if args.mode == "fast": raise ValueError("--mode fast: not part of this version; bench measures exact rounds")
-    if args.draft_model: raise ValueError(f"--draft-model {args.draft_model}: drafters are not part of this version")
-    for flag in ("shapes", "sets"):
-        if getattr(args, flag): raise ValueError(f"--{flag} {getattr(args, flag)}: not part of this version of bench")
-    if args.arms != "plain": raise ValueError(f"--arms {args.arms}: only plain is part of this version")
+    if args.shapes: raise ValueError(f"--shapes {args.shapes}: not part of this version of bench")
+    if args.sets: check_sets(args.sets.split(","))
+    elif args.arms not in (None, "plain"): raise ValueError(f"--arms {args.arms}: drafts need texts: give --sets, too")
+    elif args.draft_model: raise ValueError(f"--draft-model {args.draft_model}: drafts need texts: give --sets, too")
+    if args.sets and len(args.model or ()) > 1: raise ValueError("--sets measures one model: give one -m")
+    if args.split not in ("test", "train"): raise ValueError(f"--split {args.split}: must be test or train")
     if args.peer not in (None, "llama.cpp"):
         raise ValueError(f"--peer {args.peer}: only llama.cpp (through llama-cpp-python) is part of this version")
     if args.device not in ("auto", "cpu"): raise ValueError(f"--device {args.device}: bench measures the CPU backend")
@@ -327,8 +332,10 @@ def check_bench(args, widths):
     if args.topic and not re.fullmatch(r"[\w.-]+", args.topic):
         raise ValueError(f"--topic {args.topic}: letters, digits, dots and dashes, for it names a file")
     for model in args.model or [None]:
-        with ModelFile(resolve_model(model)) as mf: n_ctx = load_config(mf).n_ctx
-        check_room(min(args.ctx or n_ctx, n_ctx), widths)
+        with ModelFile(resolve_model(model)) as mf: cfg = load_config(mf)
+        if args.drafter == "mtp" and not cfg.n_mtp and not args.draft_model:
+            raise ValueError(f"--drafter mtp: {mf.path} has no block that drafts (MTP)")
+        check_room(min(args.ctx or cfg.n_ctx, cfg.n_ctx), widths)
 
 # %% ../nbs/28_cli.ipynb #41ac6f9c
 def check_out(out: str): # -o
@@ -346,12 +353,27 @@ def bench_command(args, threads: int) -> str: # without paths of this machine
     rest = f"--passes {args.passes} --threads {threads} --widths {args.widths}"
     return f"alphabook bench{models}{peer} {rest}{cold}{f' --topic {args.topic}' if args.topic else ''}"
 
-# %% ../nbs/28_cli.ipynb #4668b8a2
+# %% ../nbs/28_cli.ipynb #e52027f3
+def bench_drafts(args, threads: int) -> dict: # of the published schema
+    "bench with --sets"
+    engine = load_engine(args, args.model[0] if args.model else None)
+    drafters = ["mtp", "copy", "auto"] if engine.cfg.n_mtp or args.draft_model else ["copy", "auto"]
+    arms = args.arms.split(",") if args.arms else ["plain", *drafters]
+    model = f" -m {engine.mf.path.name}" if args.model else ""
+    split = "" if args.split == "test" else f" --split {args.split}"
+    command = (f"alphabook bench{model} --sets {args.sets} --arms {','.join(arms)} --passes {args.passes} "
+               f"--threads {threads}{split}")
+    def progress(number, i, p): say(f"{f'pass {number} of {args.passes}' if number else 'warming up'}: {p.id}")
+    return bench_sets(engine, args.sets.split(","), arms, args.passes, threads, args.split, n_ctx=min(engine.n_ctx, 2048),
+                      topic=args.topic, command=command, say=say, progress=progress)
+
+# %% ../nbs/28_cli.ipynb #b71c0a46
 def cmd_bench(args) -> int:
     "alphabook bench"
     widths, threads = parse_widths(args.widths), set_threads(args.threads)
     check_bench(args, widths)
     if args.out: check_out(args.out)
+    if args.sets: return finish_bench(bench_drafts(args, threads), sets_table, args)
     engines = (load_engine(args, m) for m in args.model or [None])
     def progress(model, p, turn):
         where = f"{model}, " if len(args.model or ()) > 1 else ""
@@ -359,6 +381,10 @@ def cmd_bench(args) -> int:
         say(f"{where}{f'pass {p} of {args.passes}' if p else 'warming up'}: {turn.arm}{rows}")
     result = bench(engines, args.topic, widths, args.passes, threads, args.peer and args.peer_python, args.cold,
                    bench_command(args, threads), say, progress)
+    return finish_bench(result, table, args)
+
+def finish_bench(result: dict, table, args) -> int: # result; function that makes a table of it → exit code
+    "Print and write what was measured."
     print(json.dumps(result, ensure_ascii=False) if args.json else table(result))
     for line in result["mismatches"]: say(f"mismatch: {line}")
     if args.out and not result["mismatches"]: say(f"written: {write_result(result, args.out)}")

@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['float_bits', 'bits_float', 'F', 'MAGIC', 'LOG2E', 'LN2_HI', 'LN2_LO', 'EXP_MAX', 'EXP_MIN', 'P6', 'P5', 'P4', 'P3',
            'P2', 'ZERO', 'ONE', 'INF', 'RECORD', 'COLUMNS', 'ALL', 'fma', 'exp', 'silu', 'gelu', 'fold', 'dot_32_lanes',
-           'lane_dot', 'magnitude_32', 'round_32', 'flat', 'activations', 'scaled_dots', 'kernels', 'float_kernel',
-           'set_vectors', 'flat_bytes', 'load_matrix', 'one_group', 'columns_for', 'product', 'matmuls', 'matmul',
-           'embed']
+           'lane_dot', 'magnitude_32', 'round_32', 'flat', 'activations', 'scaled_dots', 'kernels', 'lanes', 'by_lanes',
+           'float_kernel', 'set_vectors', 'flat_bytes', 'load_matrix', 'one_group', 'columns_for', 'product', 'matmuls',
+           'matmul', 'embed']
 
-# %% ../nbs/09d_cpu_products.ipynb #1996614e
+# %% ../nbs/09d_cpu_products.ipynb #bb3d2cbc
 import functools, os
 
 import numpy as np
@@ -21,11 +21,11 @@ from numba.extending import intrinsic
 from .blocks import decode
 from .cpu_packing import Matrix, Packing, fetch_rows, own_rows
 from .tape import empty, kernel, share, side_by_side
-from alphabook.vectors import (
+from .vectors import (
     AVX2, VNNI, WORDS, Code, _address, _call, _constant, _dot_vnni, _join, _pairs_avx2, _pairs_portable, _parts,
-    _spread, _vector, add, choose_path, constant, fadd, fmul, fsub, fused, load_brains, load_floats, load_halves,
-    load_small, load_words, mul, prefetch, spread_float, spread_word, store_floats, store_words, to_floats, unpack,
-    zero_floats)
+    _spread, _vector, add, choose_path, constant, fadd, fmul, fold_16, fsub, fused, load_brains, load_floats,
+    load_halves, load_small, load_some, load_words, mul, prefetch, spread_float, spread_word, store_floats,
+    store_words, to_floats, unpack, zero_floats)
 
 # %% ../nbs/09d_cpu_products.ipynb #469dac30
 @intrinsic
@@ -492,43 +492,115 @@ def kernels(p: Packing, # what to compile for
     else: make, args = (_one_32, _many_32), (p.half, p.has_min, p.head, p.step, 16*p.d_bytes)
     return tuple(f(path, p.code, add_, *args) for f in make)
 
-# %% ../nbs/09d_cpu_products.ipynb #ead9f902
+# %% ../nbs/09d_cpu_products.ipynb #d48f18eb
+@kernel
+def _by_lanes(lo, hi, x, K, L, out): # float32 [W·K]; float32 [W·n·L], zeros behind a column
+    "Columns lo … hi by lanes."
+    n = -(-K//L)
+    for c in range(lo, hi):
+        for b in range(n):
+            for l in range(0, L, 16):
+                at, left = c*n*L + l*n + b*16, K - b*L - l
+                if left >= 16: store_floats(out, at, load_floats(x, c*K + b*L + l))
+                else: store_floats(out, at, load_some(x, c*K + b*L + l, left) if left > 0 else zero_floats())
+
+def lanes(K: int) -> int: return 32 if K <= 256 else 256       # of a sum of K products
+
+def by_lanes(x, # float32 [W, K]
+             ): # float32 [W·n·L]
+    "Columns of activations as float matrices read them."
+    (W, K), L = x.shape, lanes(x.shape[1])
+    out = empty((W*-(-K//L)*L,))
+    share(_by_lanes, W, 4*x.size, flat(x), K, L, out)
+    return out
+
+# %% ../nbs/09d_cpu_products.ipynb #6e6f092c
 @njit(inline="always")
 def _load_wide(PATH, KIND, w, at):
     "Sixteen weights of FLOAT_TYPES[KIND] as float32."
     if KIND == 0: return load_floats(w, at)
     return load_halves(PATH, w, at) if KIND == 1 else load_brains(w, at)
 
+@njit(inline="always")
+def _widen_row(PATH, KIND, SIZE, w, at, K, L, n, v, pair, j, last): # K weights at byte `at` → row j of a pair
+    end = K - K % 16
+    for b in range(n):
+        for ahead in range(0, L*SIZE, 64): prefetch(w, at + b*L*SIZE + ahead + 8192)
+        for l in range(0, min(L, end - b*L), 16):
+            store_floats(v, pair + 2*(l*n + b*16) + 16*j, _load_wide(PATH, KIND, w, at + (b*L + l)*SIZE))
+    if end < K:
+        for i in range((K - end)*SIZE): last[i] = w[at + end*SIZE + i]
+        store_floats(v, pair + 2*(end % L*n + end//L*16) + 16*j, _load_wide(PATH, KIND, last, 0))
+
+# %% ../nbs/09d_cpu_products.ipynb #7f394c6f
+@njit(inline="always")
+def _two_by_two(v, pair, n, L, x, at, other, s): # where the pair of rows begins
+    "Lanes of the product of row j and column c of two: s[256·(2c + j) …]."
+    for l in range(0, L, 16):
+        s0, s1, s2, s3 = zero_floats(), zero_floats(), zero_floats(), zero_floats()
+        for i in range(l*n, l*n + 16*n, 16):
+            a, b = load_floats(v, pair + 2*i), load_floats(v, pair + 2*i + 16)
+            y, z = load_floats(x, at + i), load_floats(x, other + i)
+            s0, s1, s2, s3 = fused(a, y, s0), fused(b, y, s1), fused(a, z, s2), fused(b, z, s3)
+        for to, t in ((l, s0), (l + 256, s1), (l + 512, s2), (l + 768, s3)): store_floats(s, to, t)
+
+@njit(inline="always")
+def _one_row(PATH, KIND, SIZE, w, at, K, L, n, x, x_at, s, last):
+    "Lanes of the product of a row in the file, at byte `at`, and a column."
+    for l in range(0, L, 16): store_floats(s, l, zero_floats())
+    whole = K//L
+    for b in range(whole):
+        for ahead in range(0, L*SIZE, 64): prefetch(w, at + b*L*SIZE + ahead + 4096)
+        for l in range(0, L, 16):
+            y = load_floats(x, x_at + l*n + b*16)
+            store_floats(s, l, fused(_load_wide(PATH, KIND, w, at + (b*L + l)*SIZE), y, load_floats(s, l)))
+    for k in range(whole*L, K, 16):
+        l = k - whole*L
+        if K - k >= 16: v = _load_wide(PATH, KIND, w, at + k*SIZE)
+        else:
+            for i in range((K - k)*SIZE): last[i] = w[at + k*SIZE + i]
+            v = _load_wide(PATH, KIND, last, 0)
+        store_floats(s, l, fused(v, load_floats(x, x_at + l*n + whole*16), load_floats(s, l)))
+
+@njit(inline="always")
+def _two(s, i, apart): return fadd(load_floats(s, i), load_floats(s, i + apart))
+
+@njit(inline="always")
+def _four(s, i): return fadd(_two(s, i, 128), _two(s, i + 64, 128))
+
+@njit(inline="always")
+def _fold_lanes(s, i, L): # of 32 or 256; as `fold`
+    if L == 32: return fold_16(_two(s, i, 16))
+    return fold_16(fadd(fadd(_four(s, i), _four(s, i + 32)), fadd(_four(s, i + 16), _four(s, i + 48))))
+
+# %% ../nbs/09d_cpu_products.ipynb #b270819d
 @functools.cache
 def float_kernel(path: str, # "portable", "avx2" or "vnni"
                  type: str): # one of FLOAT_TYPES
-    "The kernel of a float type; a task is a row."
+    "The kernel of a float type; a task is eight rows."
     PATH, KIND, SIZE = path, ("F32", "F16", "BF16").index(type), 4 if type == "F32" else 2
     @kernel
-    def float_rows(lo, hi, w, experts, starts, order, r, R, K, x, out):
-        "Rows lo … hi of w uint8 [E·R·K·SIZE]; x float32 [W·K], out float32 [W·R]."
-        s, end, w_end, x_end = np.empty(256, F), K - K % 16, np.zeros(64, np.uint8), np.zeros(16, F)
-        L = 32 if K <= 256 else 256
+    def float_rows(lo, hi, w, experts, starts, order, r, R, K, L, x, out): # x from `by_lanes`
+        "Groups of rows lo … hi of w uint8 [E·R·K·SIZE]; out float32 [W·R]."
+        G, n = -(-R//8), -(-K//L)
+        v, s, last = np.zeros(8*n*L, F), np.empty(1024, F), np.zeros(64, np.uint8)
         for task in range(lo, hi):
-            i, o = task//R, (experts[task//R]*R + task % R)*K*SIZE
-            for b in range((K - end)*SIZE): w_end[b] = w[o + end*SIZE + b]
-            for row in order[starts[i]:starts[i + 1]]:
-                c = row//r
-                for l in range(0, L, 32):
-                    s0, s1 = zero_floats(), zero_floats()
-                    for k in range(l, K - K % L, L):
-                        s0 = fused(_load_wide(PATH, KIND, w, o + k*SIZE), load_floats(x, c*K + k), s0)
-                        s1 = fused(_load_wide(PATH, KIND, w, o + (k + 16)*SIZE), load_floats(x, c*K + k + 16), s1)
-                    store_floats(s, l, s0)
-                    store_floats(s, l + 16, s1)
-                for k in range(K - K % L, end, 16):
-                    v = _load_wide(PATH, KIND, w, o + k*SIZE)
-                    store_floats(s, k % L, fused(v, load_floats(x, c*K + k), load_floats(s, k % L)))
-                if end < K:
-                    for k in range(end, K): x_end[k - end] = x[c*K + k]
-                    v = _load_wide(PATH, KIND, w_end, 0)
-                    store_floats(s, end % L, fused(v, load_floats(x_end, 0), load_floats(s, end % L)))
-                out[row*R + task % R] = fold(s, L)
+            i, first = task//G, task % G*8
+            rows, m, at = order[starts[i]:starts[i + 1]], min(8, R - first), (experts[i]*R + first)*K*SIZE
+            if len(rows) == 1:
+                for j in range(m):
+                    _one_row(PATH, KIND, SIZE, w, at + j*K*SIZE, K, L, n, x, rows[0]//r*n*L, s, last)
+                    out[rows[0]*R + first + j] = _fold_lanes(s, 0, L)
+                continue
+            for j in range(m if len(rows) else 0):
+                _widen_row(PATH, KIND, SIZE, w, at + j*K*SIZE, K, L, n, v, j//2*n*L*2, j % 2, last)
+            for c in range(0, len(rows), 2):
+                one, two = rows[c], rows[min(c + 1, len(rows) - 1)]          # an odd one out goes with itself
+                for j in range(0, m, 2):
+                    _two_by_two(v, j*n*L, n, L, x, one//r*n*L, two//r*n*L, s)
+                    for t in range(2 if j + 1 < m else 1):
+                        out[one*R + first + j + t] = _fold_lanes(s, 256*t, L)
+                        out[two*R + first + j + t] = _fold_lanes(s, 512 + 256*t, L)
     return float_rows
 
 # %% ../nbs/09d_cpu_products.ipynb #84cd8c56
@@ -553,7 +625,7 @@ def load_matrix(data, # uint8 [R, row_bytes], as in the file
     "Prepare a weight matrix for `matmul` and `embed`."
     return Matrix(data, type, rows_only)
 
-# %% ../nbs/09d_cpu_products.ipynb #44e5a577
+# %% ../nbs/09d_cpu_products.ipynb #d551370c
 @functools.cache
 def one_group(W: int, # columns
               ): # int64 [1], [2], [W]: (experts, starts, order)
@@ -567,9 +639,10 @@ def columns_for(ws, # matrices with the same number of columns
     K = x.shape[1]
     for w in ws:
         if K != w.n_columns: raise ValueError(f"{K} activations for a matrix of {w.n_columns} columns")
-    return (flat(x), *(activations(x) if any(w.packing for w in ws) else ()))
+    packed = [bool(w.packing) for w in ws]
+    return (None if all(packed) else by_lanes(x), *(activations(x) if any(packed) else ()))
 
-# %% ../nbs/09d_cpu_products.ipynb #28702d8c
+# %% ../nbs/09d_cpu_products.ipynb #631cfe75
 ALL = 1 << 40
 
 def product(w: Matrix, # a stack of matrices [R, K]
@@ -581,8 +654,8 @@ def product(w: Matrix, # a stack of matrices [R, K]
     (experts, _, order), R, K = groups, w.stack_rows, w.n_columns
     out, work = empty((len(order), R)), len(order)*R*K
     if w.packing is None:
-        args = flat_bytes(w.data), *groups, r, R, K, columns[0], flat(out)
-        share(float_kernel(_path[0], w.type), len(experts)*R, work, *args)
+        args = flat_bytes(w.data), *groups, r, R, K, lanes(K), columns[0], flat(out)
+        share(float_kernel(_path[0], w.type), len(experts)*-(-R//8), work, *args)
         return out
     one, many = kernels(w.packing, _path[0])
     args = w.groups, R, K//32, *columns[1:], flat(out)

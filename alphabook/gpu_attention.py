@@ -158,10 +158,10 @@ def chain(o, l, p_f, p_l, p_o, t, last, stride, ok_d, D: tl.constexpr, N: tl.con
         o = o*alpha[:, None] + os[n]*beta[:, None]
     return o, l
 
-# %% ../nbs/10j_gpu_attention.ipynb #8b6dca8c
+# %% ../nbs/10j_gpu_attention.ipynb #e9512521
 @triton.jit
 def k_combine_tiles(p_m, p_l, p_o, p_positions, p_sinks, p_gate, p_f, p_out, window, start, group, n_head, n_part,
-                    n_tiles, gate_row, gate_head, S, p_q, p_a, p_s, p_m8, p_m16, p_d, p_fa,
+                    n_tiles, gate_row, gate_head, to, S, p_q, p_a, p_s, p_m8, p_m16, p_d, p_fa,
                     D: tl.constexpr, B: tl.constexpr, F: tl.constexpr, N: tl.constexpr, SINKS: tl.constexpr,
                     GATE: tl.constexpr, ACTS: tl.constexpr, PDL: tl.constexpr):
     "Heads of one row, 256 // B of them: their tiles in order, the sink, the division, the gate; floats or integers."
@@ -191,8 +191,8 @@ def k_combine_tiles(p_m, p_l, p_o, p_positions, p_sinks, p_gate, p_f, p_out, win
     ok = (block*H + i < n_head)[:, None] & (d < D)
     if ACTS:
         y = tl.reshape(tl.where(ok, y, 0.0), [8, 2, 16])
-        store_acts(y, w, block, S, p_q, p_a, p_s, p_m8, p_m16, p_d, p_fa)
-    else: tl.store(p_out + (one*w*n_head + block*H + i)[:, None]*D + d, y, mask=ok)
+        store_acts(y, w + to, block, S, p_q, p_a, p_s, p_m8, p_m16, p_d, p_fa)
+    else: tl.store(p_out + (one*(w + to)*n_head + block*H + i)[:, None]*D + d, y, mask=ok)
 
 # %% ../nbs/10j_gpu_attention.ipynb #925b2e10
 SCRATCH = 1 << 28                                                                 # bytes for the tiles of a launch
@@ -218,8 +218,8 @@ def attend_part(q, k, v, positions, window, scale, chosen, block, start, n, grou
            Q=q.shape[2], D=D, KD=KD, DP=triton.next_power_of_2(D), H=H, GROUPS=groups, BLOCK=block)
     return m, l, o
 
-# %% ../nbs/10j_gpu_attention.ipynb #07cf5f07
-def combine_part(m, l, o, positions, window, sinks, gate, start, group, n_head, out): # out: [W, n_head, D] or Acts
+# %% ../nbs/10j_gpu_attention.ipynb #6367d1a3
+def combine_part(m, l, o, positions, window, sinks, gate, start, group, n_head, out, to=0): # out: [W, n_head, D] or Acts
     "The tiles of some rows, in order."
     tiles, n_kv, n, D = o.shape
     B, none, acts = max(32, triton.next_power_of_2(D)), lambda t: m if t is None else t, isinstance(out, Acts)
@@ -228,11 +228,11 @@ def combine_part(m, l, o, positions, window, sinks, gate, start, group, n_head, 
     strides = (0, 0) if gate is None else gate.stride()[:2]
     parts = (out.q, out.a, out.s, out.m8, out.m16, out.d, out.f) if acts else (m,)*7
     launch(k_combine_tiles, (n//group, blocks), m, l, o, positions, none(sinks), none(gate), f, m if acts else out,
-           window, start, group, n_head, n, tiles, *strides, -(-len(positions)//8)*8, *parts, warps=8, D=D, B=B,
+           window, start, group, n_head, n, tiles, *strides, to, -(-out.W//8)*8 if acts else 8, *parts, warps=8, D=D, B=B,
            F=512 if B >= 128 else 128, N=32 if n <= 8*group else 16, SINKS=sinks is not None,
            GATE=gate is not None, ACTS=acts)
 
-# %% ../nbs/10j_gpu_attention.ipynb #18021bec
+# %% ../nbs/10j_gpu_attention.ipynb #84103f24
 def attention(q, # float32 [n_kv_head, ⌈D⌉, ⌈W·group⌉], from `heads` or `pack_queries`
               k, v, # tables of one layer, see `kv_tables`; written up to the largest position
               positions, # int [W], on the device
@@ -244,16 +244,17 @@ def attention(q, # float32 [n_kv_head, ⌈D⌉, ⌈W·group⌉], from `heads` or
               chosen = None, # uint8 [W, blocks]: blocks that each row reads; None: all
               block: int = 0, # positions of a block
               quantized: bool = False, # as integers for the next product; D must divide 256
+              out = None, to: int = 0, # float32 [≥ W, n_head, D] or Acts, and the row of it that is the first
               ): # float32 [W, n_head, D], or Acts
     "Causal attention with grouped query heads, tiles of 64 absolute positions, combined in order."
     (n_kv, tiles), D, group, W = k.shape[:2], v.shape[2], n_head//len(k), len(positions)
     if D > 256 or quantized and 256 % D:
         raise ValueError(f"attention: heads of {D} values: at most 256, or a part of 256")
-    if quantized: out = empty_acts(W, n_head*D, q.device)
-    else: out = torch.empty((W, n_head, D), dtype=torch.float32, device=q.device)
+    if out is None and quantized: out = empty_acts(W, n_head*D, q.device)
+    elif out is None: out = torch.empty((W, n_head, D), dtype=torch.float32, device=q.device)
     rows, window = max(1, SCRATCH//(4*tiles*n_head*(D + 2))), window or 1 << 30
     for w in range(0, W, rows):
         start, n = w*group, min(rows, W - w)*group
         parts = attend_part(q, k, v, positions, window, float(scale), chosen, block, start, n, group, D)
-        combine_part(*parts, positions, window, sinks, gate, start, group, n_head, out)
+        combine_part(*parts, positions, window, sinks, gate, start, group, n_head, out, to)
     return out

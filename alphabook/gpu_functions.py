@@ -5,11 +5,13 @@
 # %% auto #0
 __all__ = ['INTERPRET', 'PLAIN', 'pdl', 'noted', 'MAGIC', 'LOG2E', 'NEG_LN2_HI', 'NEG_LN2_LO', 'EXP_MIN', 'EXP_MAX', 'E6', 'E5',
            'E4', 'E3', 'E2', 'E1', 'E0', 'MAGIC_BITS', 'GELU_CUBE', 'GELU_SCALE', 'L5', 'L4', 'L3', 'L2', 'L1',
-           'exact_fma', 'begin', 'use_pdl', 'launch', 'constants', 'exp', 'sigmoid', 'silu', 'gelu', 'softplus',
-           'gate_up', 'pointwise_', 'k_pointwise', 'as_rows', 'pointwise', 'gated', 'softcap', 'add', 'scale']
+           'exact_fma', 'quick_calls', 'begin', 'use_pdl', 'launch', 'constants', 'exp', 'sigmoid', 'silu', 'gelu',
+           'softplus', 'gate_up', 'pointwise_', 'k_pointwise', 'as_rows', 'pointwise', 'gated', 'softcap', 'bend',
+           'add', 'scale']
 
-# %% ../nbs/10b_gpu_functions.ipynb #aa558a5b
+# %% ../nbs/10b_gpu_functions.ipynb #95187d5c
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -18,7 +20,7 @@ import triton.language as tl
 
 from . import elementary
 
-# %% ../nbs/10b_gpu_functions.ipynb #45eee71f
+# %% ../nbs/10b_gpu_functions.ipynb #efc28d91
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
 PLAIN = tl.constexpr(INTERPRET)                # no inline PTX in the interpreter
 
@@ -28,7 +30,14 @@ def exact_fma():
     def create_fma(self, x, y, z): return TensorHandle(elementary.fma(x.data, y.data, z.data), z.dtype.scalar)
     InterpreterBuilder.create_fma = create_fma
 
-if INTERPRET: exact_fma()
+def quick_calls():
+    "The interpreter prepares `triton.language` when a kernel starts, and again for each function that it calls: once will do."
+    from triton.runtime import interpreter
+    prepare, both = interpreter._patch_lang, SimpleNamespace(__globals__=dict(tl=tl, core=tl.core))
+    interpreter._patch_lang = lambda kernel: prepare(both)
+    interpreter.InterpretedFunction.__call__ = lambda self, *args, **kwargs: self.rewrite()(*args, **kwargs)
+
+if INTERPRET: exact_fma(); quick_calls()
 
 # %% ../nbs/10b_gpu_functions.ipynb #1f658b9b
 try: from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
@@ -129,13 +138,14 @@ def gate_up(g, u, ACT: tl.constexpr):
         g, u = tl.minimum(g, 7.0), tl.minimum(tl.maximum(u, -7.0), 7.0)
         return (g*sigmoid(1.702*g))*(u + 1.0)
 
-# %% ../nbs/10b_gpu_functions.ipynb #d29c834f
+# %% ../nbs/10b_gpu_functions.ipynb #933963b0
 @triton.jit
 def pointwise_(x, y, c, OP: tl.constexpr):
     "One of the operations that look at one place only."
     if OP == "add": return x + y
     elif OP == "scale": return x*c
     elif OP == "sigmoid": return x*sigmoid(y)
+    elif OP == "bend": return silu(tl.div_rn(x, c))
     elif OP == "softcap":
         z = tl.div_rn(x, c)
         return c*(1.0 - tl.div_rn(2.0, 1.0 + exp(z + z)))
@@ -171,7 +181,7 @@ def pointwise(op: str, # see `pointwise_`
            other.stride(0), y_col, OP=op, B=1024)
     return out
 
-# %% ../nbs/10b_gpu_functions.ipynb #0601bca0
+# %% ../nbs/10b_gpu_functions.ipynb #87c8f7f0
 def gated(gate, # float32 [..., n]
           up, # float32 [..., n]
           act: str, # "silu", "gelu" or "swiglu_oai"
@@ -182,6 +192,10 @@ def gated(gate, # float32 [..., n]
 def softcap(x, cap: float): # float32
     "cap·tanh(x ÷ cap): keeps logits in a range (gemma)."
     return pointwise("softcap", x, c=cap)
+
+def bend(x, c: float): # float32
+    "silu(x ÷ c)."
+    return pointwise("bend", x, c=c)
 
 def add(x, y): # float32 [..., n]
     "x + y."

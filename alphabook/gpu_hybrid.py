@@ -29,11 +29,11 @@ def sum_of_exps(p_x, top, E: tl.constexpr, L: tl.constexpr):
         s += exp(x - top)
     return fold(tl.reshape(s, [1, L]))
 
-# %% ../nbs/10l_gpu_hybrid.ipynb #f13ff5e9
+# %% ../nbs/10l_gpu_hybrid.ipynb #8f484ab0
 @triton.jit
-def k_route(p_x, p_bias, p_ids, p_weights, scale, x_row, id_row,
+def k_route(p_x, p_bias, p_positions, p_ids, p_weights, scale, x_row, id_row,
             E: tl.constexpr, EP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, L: tl.constexpr,
-            BIAS: tl.constexpr, SHARE: tl.constexpr, PDL: tl.constexpr):
+            BIAS: tl.constexpr, SHARE: tl.constexpr, PADDED: tl.constexpr, PDL: tl.constexpr):
     "One row: the K largest of E logits in rank order, and their weights. SHARE: of all experts, not of the chosen."
     begin(PDL)
     w, i, r = tl.program_id(0).to(tl.int64), tl.arange(0, EP), tl.arange(0, KP)
@@ -50,25 +50,27 @@ def k_route(p_x, p_bias, p_ids, p_weights, scale, x_row, id_row,
         chosen, e = tl.where(r == n, 0x7FFFFFFF - (best & 0xFFFFFFFF), chosen), tl.where(r == n, weight, e)
     if SHARE: weights = tl.div_rn(e, sum_of_exps(p_x + w*x_row, top, E, L))
     else: weights = tl.div_rn(e, total)
+    if PADDED: chosen = tl.where(tl.load(p_positions + w) < 0, -1, chosen)
     tl.store(p_ids + w*id_row + r, chosen.to(tl.int32), mask=r < K)
     tl.store(p_weights + w*K + r, weights if scale == 1.0 else weights*scale, mask=r < K)
 
-# %% ../nbs/10l_gpu_hybrid.ipynb #82f55192
+# %% ../nbs/10l_gpu_hybrid.ipynb #63976313
 def route(logits, # float32 [W, E]
           k: int, # experts per row, ≤ E
           renormalise: bool = True, # the weights of the chosen add up to 1
           scale: float = 1.0, # all weights are multiplied by it
           bias = None, # float32 [E]: added to the logits (gpt-oss)
           out = None, # int32 [W, k]: where the ids go, rows may lie apart; None: a new tensor
+          positions = None, # int64 [W]: rows with a negative one are padding, whose experts are −1; None: there is none
           ): # (ids int32 [W, k] in rank order, weights float32 [W, k])
     "The k largest logits of each row, ties to the lower id, and their softmax weights."
     W, E = logits.shape
     ids = torch.empty((W, k), dtype=torch.int32, device=logits.device) if out is None else out
     weights = torch.empty((W, k), dtype=torch.float32, device=logits.device)
     if bias is not None and not renormalise: logits, bias = pointwise("add", logits, bias.expand(W, E)), None
-    launch(k_route, (W,), logits, logits if bias is None else bias, ids, weights, float(scale), logits.stride(0),
+    launch(k_route, (W,), logits, *(logits if t is None else t for t in (bias, positions)), ids, weights, float(scale), logits.stride(0),
            ids.stride(0), warps=1, E=E, EP=triton.next_power_of_2(E), K=k, KP=triton.next_power_of_2(k), L=n_lanes(E),
-           BIAS=bias is not None, SHARE=not renormalise)
+           BIAS=bias is not None, SHARE=not renormalise, PADDED=positions is not None)
     return ids, weights
 
 # %% ../nbs/10l_gpu_hybrid.ipynb #37264448
@@ -319,9 +321,9 @@ def gate_and_value(p_v, p_decay, p_beta, w, h, i, V: tl.constexpr, D: tl.constex
     at = w*V + h
     return tl.load(p_v + at*D + i, mask=i < D, other=0.0), tl.load(p_decay + at), tl.load(p_beta + at)
 
-# %% ../nbs/10l_gpu_hybrid.ipynb #b72c7702
+# %% ../nbs/10l_gpu_hybrid.ipynb #ddf19038
 @triton.jit
-def k_gdn(p_S, p_new, p_q, p_k, p_v, p_decay, p_beta, p_o, p_turn, p_rows, W, s_copy, s_layer,
+def k_gdn(p_S, p_new, p_q, p_k, p_v, p_decay, p_beta, p_o, p_turn, p_rows, W, s_copy, s_layer, all_rows,
           K: tl.constexpr, V: tl.constexpr, D: tl.constexpr, B: tl.constexpr, TILED: tl.constexpr,
           TURNS: tl.constexpr, REPLAY: tl.constexpr, PDL: tl.constexpr):
     "B value indices of one head of one layer over W rows. REPLAY: over p_rows[0] rows, without answers; none if all W."
@@ -336,11 +338,11 @@ def k_gdn(p_S, p_new, p_q, p_k, p_v, p_decay, p_beta, p_o, p_turn, p_rows, W, s_
             p_S += turn*s_copy
             p_new += (1 - turn)*s_copy
         g = h % K if TILED else h//(V//K)
-        p_k += layer*W*K*D + g*D
-        p_q += layer*W*K*D + g*D
-        p_v += layer*W*V*D
-        p_decay += layer*W*V
-        p_beta += layer*W*V
+        p_k += layer*all_rows*K*D + g*D
+        p_q += layer*all_rows*K*D + g*D
+        p_v += layer*all_rows*V*D
+        p_decay += layer*all_rows*V
+        p_beta += layer*all_rows*V
         s0, s1, s2, s3 = load_state(p_S + o_S, i, D)
         k0, k1, k2, k3 = four(p_k, D)
         v, decay, beta = gate_and_value(p_v, p_decay, p_beta, 0, h, i, V, D)
@@ -354,7 +356,7 @@ def k_gdn(p_S, p_new, p_q, p_k, p_v, p_decay, p_beta, p_o, p_turn, p_rows, W, s_
                 tl.store(p_o + (w*V + h)*D + i, dot_rows(s0, s1, s2, s3, q0, q1, q2, q3, D), mask=i < D)
         store_state(p_new + o_S, i, s0, s1, s2, s3, D)
 
-# %% ../nbs/10l_gpu_hybrid.ipynb #8419c712
+# %% ../nbs/10l_gpu_hybrid.ipynb #349779de
 def check_gdn(S, v): # state [..., V, D, D], values [..., D]
     "ValueError for what the kernel does not do."
     if S.shape[-1] > 128: raise ValueError(f"gdn: heads of {S.shape[-1]} values: at most 128")
@@ -367,20 +369,21 @@ def gdn(S, # float32 [V, D, D], or [2, V, D, D] with `turn`: the state before; n
         tiled: bool = True, # value head v uses key head v % K, else v // (V/K)
         out = None, # float32 [V, D, D]: where the new state goes; None: a new tensor
         turn = None, # int32 [1]: the state is S[turn], the new one goes to S[1 − turn]
+        o = None, # float32 [W, V, D]: where the answers go; None: a new tensor
         ): # (o float32 [W, V, D], the state after the last row, or S with `turn`)
     "The gated delta rule over W rows, one after another (arXiv 2412.06464)."
     (W, V, D), K = v.shape, k.shape[1]
     check_gdn(S, v)
     new = S if turn is not None else torch.empty_like(S) if out is None else out
-    o, B = torch.empty_like(v), 4
+    o, B = torch.empty_like(v) if o is None else o, 4
     launch(k_gdn, (triton.cdiv(D, B), V, 1), S, new, q, k, v, decay, beta, o, q if turn is None else turn, q, W,
-           0 if turn is None else S.stride(0), 0, warps=1, K=K, V=V, D=D, B=B, TILED=tiled, TURNS=turn is not None,
+           0 if turn is None else S.stride(0), 0, W, warps=1, K=K, V=V, D=D, B=B, TILED=tiled, TURNS=turn is not None,
            REPLAY=False)
     return o, new
 
-# %% ../nbs/10l_gpu_hybrid.ipynb #f87a88c5
+# %% ../nbs/10l_gpu_hybrid.ipynb #db401855
 def replay(S, # float32 [2, layers, V, D, D]: S[turn] is the state before the round
-           k, v, decay, beta, # of the round's W rows, [layers, W, …]
+           k, v, decay, beta, # of W rows of the round, [layers, W, …]; views of a wider round will do
            turn, # int32 [1]
            rows, # int32 [1]: how many rows were accepted, on the device
            tiled: bool = True): # see `gdn`
@@ -388,11 +391,11 @@ def replay(S, # float32 [2, layers, V, D, D]: S[turn] is the state before the ro
     layers, W, V, D = v.shape
     check_gdn(S, v)
     launch(k_gdn, (triton.cdiv(D, 4), V, layers), S, S, k, k, v, decay, beta, k, turn, rows, W, layers*V*D*D, V*D*D,
-           warps=1, K=k.shape[2], V=V, D=D, B=4, TILED=tiled, TURNS=True, REPLAY=True)
+           v.stride(0)//(V*D), warps=1, K=k.shape[2], V=V, D=D, B=4, TILED=tiled, TURNS=True, REPLAY=True)
 
-# %% ../nbs/10l_gpu_hybrid.ipynb #d1f9f94c
+# %% ../nbs/10l_gpu_hybrid.ipynb #447d6abe
 @triton.jit
-def k_commit(p_windows, p_kept, p_turn, p_rows, W, C, DP: tl.constexpr, D: tl.constexpr, B: tl.constexpr,
+def k_commit(p_windows, p_kept, p_turn, p_rows, all_rows, C, DP: tl.constexpr, D: tl.constexpr, B: tl.constexpr,
              PDL: tl.constexpr):
     "B channels of one layer's window: the last D of its rows and the accepted ones."
     begin(PDL)
@@ -401,17 +404,17 @@ def k_commit(p_windows, p_kept, p_turn, p_rows, W, C, DP: tl.constexpr, D: tl.co
     n, ok = tl.load(p_rows), (c < C) & (i < D)
     p_window, at = p_windows + layer*D*C, i + n                                   # row of window and kept rows together
     old = tl.load(p_window + at*C + c, mask=ok & (at < D), other=0.0)
-    new = tl.load(p_kept + layer*W*C + (at - D)*C + c, mask=ok & (at >= D), other=0.0)
+    new = tl.load(p_kept + layer*all_rows*C + (at - D)*C + c, mask=ok & (at >= D), other=0.0)
     tl.debug_barrier()
     tl.store(p_window + i*C + c, tl.where(at < D, old, new), mask=ok)
     if (layer == 0) & (tl.program_id(0) == 0):
         if n > 0: tl.store(p_turn, 1 - tl.load(p_turn))
 
 def commit(windows, # float32 [layers, D, C]: changed
-           kept, # float32 [layers, W, C]: what the round put into the convolutions
+           kept, # float32 [layers, W, C]: what the round put into the convolutions; a view will do
            turn, # int32 [1]: changed
            rows): # int32 [1]: accepted rows, on the device
     "The accepted rows of the round are the text now: windows move on, the new states become the text's."
     layers, D, C = windows.shape
-    launch(k_commit, (triton.cdiv(C, 256), layers), windows, kept, turn, rows, kept.shape[1], C, warps=2,
+    launch(k_commit, (triton.cdiv(C, 256), layers), windows, kept, turn, rows, kept.stride(0)//C, C, warps=2,
            DP=triton.next_power_of_2(D), D=D, B=256)

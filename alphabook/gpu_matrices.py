@@ -6,7 +6,7 @@
 __all__ = ['FLOATS', 'load_matrix', 'load_experts', 'widen', 'float_kernel', 'float_product', 'matmul', 'expert_matmul',
            'one_row', 'byte_at', 'row_scale', 'embed_kernel', 'embed_float_kernel', 'embed']
 
-# %% ../nbs/10h_gpu_matrices.ipynb #5398446c
+# %% ../nbs/10h_gpu_matrices.ipynb #1e91c4d5
 import torch
 import triton
 import triton.language as tl
@@ -15,7 +15,7 @@ from . import elementary
 from .blocks import FLOAT_TYPES
 from .gpu_acts import Acts, quantize
 from .gpu_experts import Experts, Tasks, expert_product, group_rows
-from .gpu_functions import gdc_launch_dependents, gdc_wait, launch
+from .gpu_functions import INTERPRET, gdc_launch_dependents, gdc_wait, launch
 from .gpu_leaves import decode, half, of
 from .gpu_norms import fold
 from .gpu_products import Matrix, power, product
@@ -47,7 +47,7 @@ def load_experts(data, # uint8 [E, R, row_bytes], as in the file
     else: tiles = torch.stack([pack(e, type, device) for e in data])
     return Experts(tiles, type, R, K)
 
-# %% ../nbs/10h_gpu_matrices.ipynb #9ab9ce4d
+# %% ../nbs/10h_gpu_matrices.ipynb #d4b94b57
 @triton.jit
 def widen(p, ok, TYPE: tl.constexpr):
     "Load floats of any kind as float32."
@@ -64,13 +64,16 @@ def float_kernel(p_w, p_x, p_ids, p_y, p_add, p_bias, W, N, K: tl.constexpr, TYP
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    if PER: p_w += tl.load(p_ids + c).to(tl.int64)*N*K
+    there = c < W
+    if PER:
+        expert = tl.load(p_ids + c).to(tl.int64)
+        p_w, there = p_w + tl.maximum(expert, 0)*N*K, there & (expert >= 0)       # padding has no expert
     s = tl.zeros([RB, CB, L], tl.float32)
     for i in tl.range(0, (K + L - 1)//L, loop_unroll_factor=8, num_stages=1):
         k = i*L + lane
         ok_w, ok_x = (n < N) & (k >= 0), (c < W) & (k >= 0)
         if K % L: ok_w, ok_x = ok_w & (k < K), ok_x & (k < K)
-        if PER: ok_w = ok_w & (c < W)
+        if PER: ok_w = ok_w & there
         w = widen(p_w + n*K + k, ok_w, TYPE)
         x = tl.load(p_x + c//PER*K + k if PER else p_x + c*K + k, mask=ok_x, other=0.0)
         s = tl.fma(tl.broadcast_to(w, s.shape), tl.broadcast_to(x, s.shape), s)
@@ -80,7 +83,7 @@ def float_kernel(p_w, p_x, p_ids, p_y, p_add, p_bias, W, N, K: tl.constexpr, TYP
     if EPILOGUE % 2 == 1: y += tl.load(p_add + c*N + n, mask=ok, other=0.0)
     tl.store(p_y + c*N + n, y, mask=ok)
 
-# %% ../nbs/10h_gpu_matrices.ipynb #02c0234b
+# %% ../nbs/10h_gpu_matrices.ipynb #0184d92b
 def _float_args(w):
     "What a float kernel takes for weights: BF16 as the integers that it is."
     return w.tiles.view(torch.int16) if w.type == "BF16" else w.tiles
@@ -95,6 +98,7 @@ def float_product(w: Matrix, # float weights [R, K]
     (W, K), CB = x.shape, min(4, power(len(x)))
     y = torch.empty((W, w.R), dtype=torch.float32, device=x.device) if out is None else out
     RB = 2 if w.R*(-(-W//CB)) >= 512 else 1
+    if INTERPRET: RB = min(64, power(w.R))                           # the same bits in fewer programs
     launch(float_kernel, (-(-w.R//RB), -(-W//CB)), _float_args(w), x, y, y, y if add is None else add,
            y if bias is None else bias, W, w.R, K=K, TYPE=w.type, L=elementary.n_lanes(K), RB=RB, CB=CB, PER=0,
            EPILOGUE=(add is not None) + 2*(bias is not None))

@@ -159,7 +159,7 @@ class RecurrentState:
     @property
     def nbytes(self) -> int: return self.memory.nbytes + sum(w.nbytes for w in self.windows)
 
-# %% ../nbs/08_state.ipynb #ecc5c775
+# %% ../nbs/08_state.ipynb #30013495
 class Cache(KVCache):
     "All that a model remembers of a text: keys and values, token ids, recurrent memories and windows."
 
@@ -179,7 +179,7 @@ class Cache(KVCache):
         self.windows = [np.zeros(w, np.float32) for w in windows]
         self.ids, self.replay, self.keep, self.checkpoints = np.zeros(n_ctx, np.int32), replay, keep, []
         self.derived = {}                                     # what layers made of committed rows, to use it again
-        self.tapes = {}                                       # rounds that were recorded for this cache
+        self.tapes, self.tails = {}, set()                    # recorded rounds; lengths of prompts' last rounds
         self.hidden = None                                    # what the last round left for a block that drafts
         self.flag = np.zeros(1, np.int64)                     # set when a key or value became infinite as float16
         self.drop()

@@ -16,11 +16,12 @@ from triton.compiler import ASTSource
 
 import alphabook.gpu_functions as functions
 from alphabook import (gpu_acts as acts, gpu_attention as attention, gpu_experts as experts, gpu_heads as heads, gpu_hybrid as hybrid,
-                       gpu_matrices as matrices, gpu_norms as norms, gpu_products as products, gpu_rounds as rounds, gpu_tokens as tokens)
+                       gpu_matrices as matrices, gpu_norms as norms, gpu_products as products, gpu_rounds as rounds,
+                       gpu_sampling as sampling, gpu_streams as streams, gpu_tokens as tokens)
 from alphabook.elementary import rope_steps
 from alphabook.gpu_weights import packing
 
-MODULES = functions, norms, acts, products, experts, matrices, heads, attention, tokens, hybrid, rounds
+MODULES = functions, norms, acts, products, experts, matrices, heads, attention, tokens, hybrid, streams, sampling, rounds
 TYPES = {torch.float32: '*fp32', torch.float16: '*fp16', torch.int64: '*i64', torch.int32: '*i32', torch.int16: '*i16', torch.int8: '*i8', torch.uint8: '*u8'}
 
 
@@ -83,7 +84,7 @@ def product_calls(types=('Q4_K', 'Q6_K', 'Q8_0', 'IQ4_XS', 'Q4_1')):
     for type in types:
         for T, NB in ((8, 8), (8, 16), (600, 20)):
             w = products.Matrix(tiles(T, NB, type), type, T*16, NB*256)
-            for W in (1, 8, 16, 64) if type == 'Q4_K' else (1, 16, 64):
+            for W in (1, 8, 16, 32, 64) if type == "Q4_K" else (1, 16, 64):
                 a = acts.quantize(rand(W, NB*256))
                 products.product(w, a, add=rand(W, T*16))
         w = experts.Experts(tiles(8*4, 8, type).unflatten(0, (4, 8)), type, 128, 2048)
@@ -137,8 +138,23 @@ def calls():
         hybrid.gated_norm(rand(2, V, D), rand(D), 1e-6, rand(2, V, D), 'silu')
         if 256 % D == 0: hybrid.gated_norm_quantize(rand(2, V, D), rand(D), 1e-6, rand(2, V, D), 'silu')
     hybrid.conv_silu(rand(9, 96), rand(2, 96), rand(96, 4), 3)
+    stream_calls(rand, ints)
+    sampling.draw(rand(2, 150000), ints(2), tokens.sampling_buffers(device='cpu'))
+    sampling.draw(rand(2, 150000), ints(2), tokens.sampling_buffers(device='cpu'), share=False)
     i32 = torch.zeros(1, dtype=torch.int32)
     functions.launch(rounds.k_advance, (1,), ints(1), i32, ints(1), ints(1), ints(9), i32, warps=1)
+
+
+def stream_calls(rand, ints):
+    "The published size of qwen4exp."
+    S, n, D = 4, 2560, 128
+    x, angles = rand(2, S, n), (rand(2, 32), rand(2, 32))
+    functions.bend(rand(2, 300), 4.0)
+    streams.blend(rand(2, S*n), x); streams.write_streams(x, rand(2, n), rand(2, S))
+    streams.write_index(rand(2, D), rand(4096, D), rand(1024, D), ints(2), rand(D), 1e-6, (rand(1024, 32), rand(1024, 32)), 4, 'neox')
+    streams.choose_blocks(rand(2, 16*D), rand(1024, D), ints(2), rand(D), 1e-6, angles, 4, 2048, 'neox')
+    streams.phrase_rows(ints(2), ints(2), ints(4096), (ints(3), ints(16), ints(16)), 0)
+    streams.enter_phrases(x, rand(2, S*n), rand(2, n), (rand(S*n),)*3, rand(S*n, 4), rand(9, S*n), rand(2, S*n), 1e-6, 3)
 
 
 def defined() -> set:

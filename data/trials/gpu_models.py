@@ -23,7 +23,7 @@ PROMPT, DECODED = 70, 14
 MODELS = [("mini", None, None), ("tiny-llama", "Q4_K_M", 4), ("tiny-qwen2", "Q8_0", 4), ("tiny-qwen3", "Q4_K_M", 4), ("tiny-gemma3", "Q5_K_M", None),
           ("small-qwen3moe", "Q4_K_M", 4), ("small-olmoe", "Q6_K", 4), ("small-gpt-oss", "MXFP4", 4), ("small-qwen35", "Q4_K_M", 4),
           ("small-qwen35moe", "Q4_K_M", 4), ("small-qwen35moe", "IQ3_S", 4), ("small-qwen35moe", "F16", 2), ("small-qwen3next", "Q4_0", 4),
-          ("small-qwen3moe", "IQ4_XS", 4), ("small-qwen3moe", "IQ3_XXS", 4), ("small-qwen35", "BF16", 4)]
+          ("small-qwen3moe", "IQ4_XS", 4), ("small-qwen3moe", "IQ3_XXS", 4), ("small-qwen35", "BF16", 4), ("small-qwen4exp", "Q4_K_M", 3)]
 
 def name_of(like, type, layers): return like if type is None else f"{like} {type} {layers or ''}".strip()
 
@@ -101,7 +101,7 @@ def check_one(m, arms=None):
         y = model.run_round(cache, ids[:64], want=1); compare(arm, 63, y); cache.commit(64)
         y = model.run_round(cache, ids[64:PROMPT], want=1); compare(arm, PROMPT - 1, y); cache.commit(PROMPT)
         got = [int(y[0].argmax())]
-        while len(got) < DECODED: got += model.continue_greedily(cache, got[-1], min(each, DECODED - len(got)))
+        while len(got) < DECODED: got += model.continue_text(cache, got[-1], min(each, DECODED - len(got)))
         result[arm + " ids"] = DECODED, sum(a != b for a, b in zip(got, ids[PROMPT:]))
         y = model.run_round(cache, ids[cache.n:]); compare(arm, cache.n, y)
     def again(arm):
@@ -168,7 +168,7 @@ def small(like, type, **changes):
             x.commit(x.n + keep); y.commit(y.n + keep)
         first = int(p[0].argmax()); said, token = [], first
         for _ in range(2): token = int(run_round(a, x, [token])[0].argmax()); x.commit(x.n + 1); said.append(token)
-        bad += said != b.continue_greedily(y, first, 2)
+        bad += said != b.continue_text(y, first, 2)
     print(f"{like} rows {rows} different {bad} greedy {said}", flush=True)
 
 # ---------------------------------------------------------------- timed on a GPU
@@ -253,7 +253,7 @@ def time_one(shape, out, widths, layers=None, deep=None, quick=False):
     token = 100
     def at(n): cache.n, cache.width = n, 0
     # decode
-    if 1 in widths: at(512); t = time.time(); model.continue_greedily(cache, token, 2); row("first rounds", 1, 512, time.time() - t, "s")
+    if 1 in widths: at(512); t = time.time(); model.continue_text(cache, token, 2); row("first rounds", 1, 512, time.time() - t, "s")
     if quick:
         for W in widths:
             at(512); r = cache.begin([token]*W); s.play(gr.all_logits, r.W)
@@ -262,12 +262,12 @@ def time_one(shape, out, widths, layers=None, deep=None, quick=False):
         torch.cuda.synchronize()
         return rows, {}
     for n in (64, 8):
-        def go(): at(512); model.continue_greedily(cache, token, n)
+        def go(): at(512); model.continue_text(cache, token, n)
         go(); sec, spread = seconds(go, 7)
         row("decode" if n == 64 else "decode, host every 8", 1, 512, n/sec, "tok/s", spread/sec, 7, ms=1e3*sec/n, gbs=read*n/sec/1e9, share=read*n/sec/4.23e12)
-    at(512); cache.begin([token]); eager = s.recordings[gr.greedy_step,].f
+    at(512); cache.begin([token]); eager = s.recordings[gr.step, -1, False].f
     sec, spread = seconds(eager, 3); row("decode, not recorded", 1, 512, 1/sec, "tok/s", spread/sec, 3)
-    at(512); cache.begin([token]); names, span, count = kernels_of(lambda: [s.play(gr.greedy_step) for _ in range(4)])
+    at(512); cache.begin([token]); names, span, count = kernels_of(lambda: [s.play(gr.step, -1, False) for _ in range(4)])
     row("nodes of a step", 1, 512, count/4, "nodes", span_us=span/4)
     for k, (c, us) in list(names.items())[:24]: print(f"   {k[:60]:60} {c/4:7.1f} a step {us/c:8.2f} us each {us/4:9.1f} us a step", flush=True)
     profile_ = {k: [c/4, us/4] for k, (c, us) in names.items()}
@@ -302,8 +302,8 @@ def time_one(shape, out, widths, layers=None, deep=None, quick=False):
         del cache, s, eager, g; model.spare.clear(); torch.cuda.empty_cache()
         for n in deep:
             cache = model.new_cache(n + 256); s = cache.state
-            at(n); model.continue_greedily(cache, token, 2)
-            def go(): at(n); model.continue_greedily(cache, token, 16)
+            at(n); model.continue_text(cache, token, 2)
+            def go(): at(n); model.continue_text(cache, token, 16)
             sec, spread = seconds(go, 3); row("decode", 1, n, 16/sec, "tok/s", spread/sec, 3)
             del cache, s; model.spare.clear(); torch.cuda.empty_cache()
     return rows, profile_
@@ -358,6 +358,7 @@ def main():
         elif what == "small":
             small("tiny-llama", "Q4_K", n_layer=1, n_ff=256)
             small("tiny-qwen35moe", "Q4_0", n_layer=2, interval=2, n_expert=4, n_ff_shared=64)
+            small("tiny-qwen4exp", "Q8_0", n_expert=2, n_used=1)
         elif what == "one": print(json.dumps(check_one(MODELS[a.model], a.arms and a.arms.split(";"))))
         elif what == "warm":
             start, jobs = time.time(), {(s, w): spawn("time", "--quick", "--layers", 8, "--shapes", s, "--widths", w, "--out", a.out)
