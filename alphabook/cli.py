@@ -77,10 +77,10 @@ def sampling_flags(p: Parser):
     p.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the sampler")
     p.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end at this text (may be repeated)")
 
-# %% ../nbs/28_cli.ipynb #ca563e61
+# %% ../nbs/28_cli.ipynb #7a08b7b2
 def bench_flags(p: Parser):
     "The flags of `bench`."
-    p.add_argument("--arms", help="with --sets: plain (the control, first), mtp, copy, auto; default: all that there are")
+    p.add_argument("--arms", help="with --sets: plain (the control, first), mtp, copy, auto; default: all")
     p.add_argument("--widths", default="1,2,4,8,16,32", help="rows of verify rounds (default 1,2,4,8,16,32)")
     p.add_argument("--passes", type=int, default=2, metavar="N", help="recorded passes (default 2)")
     p.add_argument("--peer", metavar="NAME", help="measure another engine in the same run: llama.cpp")
@@ -89,6 +89,7 @@ def bench_flags(p: Parser):
     p.add_argument("--shapes", help="published shapes to measure (not part of this version)")
     p.add_argument("--sets", help="measure drafters on sets of prompts: A (short), V (tasks), R (edits), such as A,V,R")
     p.add_argument("--split", default="test", help="prompts of --sets: test (default) or train")
+    p.add_argument("--prompts", type=int, metavar="N", help="most prompts of a set; default: all")
     p.add_argument("--cold", type=int, default=0, metavar="N", help="also N starts with no compiled kernels (slow)")
     p.add_argument("--topic", metavar="NAME", help="name of the results; default: the model's")
     p.add_argument("-o", "--out", metavar="PATH", help="write a JSON file: its name, or a folder of results")
@@ -313,7 +314,7 @@ def cmd_compare(args) -> int:
     else: print_arms(result)
     return 0 if passed(result) else 1
 
-# %% ../nbs/28_cli.ipynb #4b6e2490
+# %% ../nbs/28_cli.ipynb #ca98dbed
 def check_bench(args, widths):
     "Raise `ValueError` for what this version of bench can't do."
     check_flags(args.mode, args.drafter, args.kv)
@@ -323,6 +324,7 @@ def check_bench(args, widths):
     elif args.arms not in (None, "plain"): raise ValueError(f"--arms {args.arms}: drafts need texts: give --sets, too")
     elif args.draft_model: raise ValueError(f"--draft-model {args.draft_model}: drafts need texts: give --sets, too")
     if args.sets and len(args.model or ()) > 1: raise ValueError("--sets measures one model: give one -m")
+    if args.prompts is not None and args.prompts < 1: raise ValueError(f"--prompts {args.prompts}: must be at least 1")
     if args.split not in ("test", "train"): raise ValueError(f"--split {args.split}: must be test or train")
     if args.peer not in (None, "llama.cpp"):
         raise ValueError(f"--peer {args.peer}: only llama.cpp (through llama-cpp-python) is part of this version")
@@ -353,7 +355,7 @@ def bench_command(args, threads: int) -> str: # without paths of this machine
     rest = f"--passes {args.passes} --threads {threads} --widths {args.widths}"
     return f"alphabook bench{models}{peer} {rest}{cold}{f' --topic {args.topic}' if args.topic else ''}"
 
-# %% ../nbs/28_cli.ipynb #e52027f3
+# %% ../nbs/28_cli.ipynb #ca228d2f
 def bench_drafts(args, threads: int) -> dict: # of the published schema
     "bench with --sets"
     engine = load_engine(args, args.model[0] if args.model else None)
@@ -361,11 +363,12 @@ def bench_drafts(args, threads: int) -> dict: # of the published schema
     arms = args.arms.split(",") if args.arms else ["plain", *drafters]
     model = f" -m {engine.mf.path.name}" if args.model else ""
     split = "" if args.split == "test" else f" --split {args.split}"
+    split += f" --prompts {args.prompts}" if args.prompts else ""
     command = (f"alphabook bench{model} --sets {args.sets} --arms {','.join(arms)} --passes {args.passes} "
                f"--threads {threads}{split}")
     def progress(number, i, p): say(f"{f'pass {number} of {args.passes}' if number else 'warming up'}: {p.id}")
-    return bench_sets(engine, args.sets.split(","), arms, args.passes, threads, args.split, n_ctx=min(engine.n_ctx, 2048),
-                      topic=args.topic, command=command, say=say, progress=progress)
+    return bench_sets(engine, args.sets.split(","), arms, args.passes, threads, args.split, args.prompts,
+                      min(engine.n_ctx, 2048), args.topic, command, say, progress)
 
 # %% ../nbs/28_cli.ipynb #b71c0a46
 def cmd_bench(args) -> int:

@@ -7,7 +7,7 @@ __all__ = ['BACKENDS', 'WIDEST', 'AHEAD', 'SPARE', 'StopStrings', 'Generation', 
            'check_flags', 'Session', 'Engine', 'mtp_block', 'new_policy', 'prompt_ids', 'naming', 'count_round',
            'spoken', 'weights_of', 'chosen', 'ahead', 'borrowed', 'run', 'told', 'stream', 'generate']
 
-# %% ../nbs/23_engine.ipynb #5af8b97e
+# %% ../nbs/23_engine.ipynb #7f7d064f
 import hashlib
 import html
 import time
@@ -96,7 +96,7 @@ class Token:
     id: int
     text: str
 
-# %% ../nbs/23_engine.ipynb #a31a86ed
+# %% ../nbs/23_engine.ipynb #2f98853b
 BACKENDS = {"cpu": cpu_backend, "numpy": numpy_backend}
 
 # %% ../nbs/23_engine.ipynb #fb94291e

@@ -197,7 +197,7 @@ class Auto:
         for drafter in (self.mtp, self.copy):
             if drafter: drafter.rollback(n)
 
-# %% ../nbs/17_policy.ipynb #4c8812d0
+# %% ../nbs/17_policy.ipynb #33fa94ce
 class Contrary(CopyDrafter):
     "Says the next token of a copy and then something else: half right at best."
     name = "contrary"
@@ -209,9 +209,10 @@ class Contrary(CopyDrafter):
 def drafter_arm(subject: Subject, text: Text, name: str, arm: Arm):
     "Rounds with a drafter's drafts over the plain run's text."
     model, ids, n = subject.model, text.ids, len(text.ids)
-    if name == "mtp" and not (model.cfg.n_mtp and hasattr(model, "ops")): raise Skip("no block that drafts, on this device")
-    make = {"mtp": lambda: MtpDrafter(load_block(model, subject.mf), n + 8, min_p=0), "copy": CopyDrafter, "contrary": Contrary}
-    policy, cache = Alone(make[name](), 15), model.new_cache(n + 8)
+    if name == "mtp" and not (model.cfg.n_mtp and hasattr(model, "ops")): raise Skip("no block that drafts here")
+    def guesses(): return MtpDrafter(load_block(model, subject.mf), n + 8, min_p=0)
+    drafter = dict(copy=CopyDrafter, contrary=Contrary, mtp=guesses)
+    policy, cache = Alone(drafter[name](), 15), model.new_cache(n + 8)
     def tell(prompt): policy.committed(np.asarray(ids[:cache.n], np.int32), getattr(cache, "hidden", None), prompt)
     yield text.start - 1, prefill(model, cache, ids[:text.start], seen=lambda *rows: tell(True))
     while cache.n < n:
