@@ -114,15 +114,14 @@ def cpu_arm(subject: Subject, text: Text, _, arm: Arm):
     "Chapters 09a to 09h, if they are not what is compared."
     yield from mixed_rounds(on(subject, "cpu"), text.ids, arm)
 
-# %% ../nbs/12c_backends.ipynb #4e9ebc47
+# %% ../nbs/12c_backends.ipynb #24ef7280
 @register("GPU", lambda subject: () if not hasattr(subject.model, "ops") else (None,))
 def gpu_arm(subject: Subject, text: Text, _, arm: Arm):
-    "Chapters 10a to 11e on a GPU."
-    if subject.model.cfg.streams: raise Skip(f"{subject.model.cfg.arch} runs only on the CPU yet")
+    "Chapters 10a to 11f on a GPU."
     if lacks := gpu_lacks(): raise Skip(lacks)
     yield from mixed_rounds(on(subject, "cuda"), text.ids, arm)
 
-# %% ../nbs/12c_backends.ipynb #6b72394d
+# %% ../nbs/12c_backends.ipynb #f94d3c76
 INTERPRETED = 600_000                           # bytes of a file whose few rows take the interpreter half a minute
 FEW = (3, 2), (1, 1)
 
@@ -138,7 +137,6 @@ def interpret():
 @register("Triton interpreter", lambda subject: () if not hasattr(subject.model, "ops") else (None,))
 def interpreter_arm(subject: Subject, text: Text, _, arm: Arm):
     "The GPU's kernels, interpreted on the CPU."
-    if subject.model.cfg.streams: raise Skip(f"{subject.model.cfg.arch} runs only on the CPU yet")
     if find_spec("triton") is None or find_spec("torch") is None: raise Skip("triton or torch is not installed")
     if subject.mf.nbytes > INTERPRETED: raise Skip(f"slow on more than {INTERPRETED:,} bytes of model")
     if arm.comparisons: raise Skip("one text is enough")
