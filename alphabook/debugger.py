@@ -73,7 +73,7 @@ class Announced(list):
             yield part
         self.tell(None)
 
-# %% ../nbs/12b_debugger.ipynb #b4459406
+# %% ../nbs/12b_debugger.ipynb #ad3f763d
 class Tracer:
     "Shows results of a model's operations, for rows of a given text."
     def __init__(self, model, ids, # the text
@@ -101,7 +101,8 @@ class Tracer:
         for i, x in enumerate(results(name, args, out, len(self.at))):
             tensor = tensors[i if name.endswith("matmuls") else 0][1] if tensors else ""
             key = self.layer, ALIKE.get(name, name), tensor
-            n = self.times[self.part, key] = self.times.get((self.part, key), -1) + 1
+            n = self.times.get((0, key), 0) + (self.times.get((self.part, key), 0) if self.part else 0)
+            self.times[self.part, key] = self.times.get((self.part, key), 0) + 1
             for position, values in zip(self.at, x):
                 if position >= 0: self.look(position, (*key, n), values)
 

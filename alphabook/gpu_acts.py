@@ -18,7 +18,7 @@ from . import elementary
 from .gpu_functions import MAGIC, MAGIC_BITS, gate_up, gdc_launch_dependents, gdc_wait, launch
 from .gpu_norms import fold, pieces, root_mean, square_sum
 
-# %% ../nbs/10d_gpu_acts.ipynb #946c1a10
+# %% ../nbs/10d_gpu_acts.ipynb #25a32656
 @dataclass
 class Acts:
     "W rows of activations by the contract, as the products read them; S is W rounded up to a multiple of 8."
@@ -28,7 +28,7 @@ class Acts:
     m8: torch.Tensor               # int8 [nb, 2, S, 1 t, 2 h, 2 i, 4 b]: the same in digits of 7 bits, two and one
     m16: torch.Tensor              # int8 [nb, 2, S, 2 t, 2 h, 2 i, 4 b]: the same of groups of 16
     d: torch.Tensor                # float32 [nb, S]
-    f: torch.Tensor                # int8 [nb, 8, 3, S, 32]: q, and two digits of a·q, in file order, for more than 8 rows
+    f: torch.Tensor                # int8 [nb, 8, 3, S, 32]: q and two digits of a·q in file order, for W > 8
     W: int
     K: int
     x: 'torch.Tensor | None' = None    # float32 [W, K]: the rows themselves, for float matrices
@@ -114,7 +114,7 @@ def gated_kernel(p_g, p_u, g_row, u_row, K, S, p_q, p_a, p_s, p_m8, p_m16, p_d, 
     y = tl.where(k < K, gate_up(g, u, ACT), 0.0)
     store_acts(y, w, b, S, p_q, p_a, p_s, p_m8, p_m16, p_d, p_f)
 
-# %% ../nbs/10d_gpu_acts.ipynb #5fd84561
+# %% ../nbs/10d_gpu_acts.ipynb #9ba96472
 @triton.jit
 def row_square_sum(p_x, K: tl.constexpr, L: tl.constexpr):
     "Σx² of a row by L lanes, a load after another: [1]."
@@ -128,8 +128,8 @@ def row_square_sum(p_x, K: tl.constexpr, L: tl.constexpr):
 @triton.jit(do_not_specialize=["S"])
 def norm_kernel(p_x, p_w, p_y, eps, S, p_q, p_a, p_s, p_m8, p_m16, p_d, p_f, K: tl.constexpr, L: tl.constexpr,
                 FIRST: tl.constexpr, KEEP: tl.constexpr, PDL: tl.constexpr):
-    """The same of rms_norm(x, w): every program of a row sums its squares anew. FIRST: all loads are on their way before
-    the first is used. KEEP: the normed row is stored too."""
+    """The same of rms_norm(x, w): every program of a row sums its squares anew. FIRST: all loads are on their way
+    before the first is used. KEEP: the normed row is stored too."""
     w, b = tl.program_id(0), tl.program_id(1)
     k = b*256 + tl.arange(0, 8)[:, None, None]*32 + tl.arange(0, 2)[None, :, None]*16 + tl.arange(0, 16)[None, None, :]
     if PDL: gdc_launch_dependents()

@@ -20,7 +20,7 @@ import triton.language as tl
 
 from . import elementary
 
-# %% ../nbs/10b_gpu_functions.ipynb #efc28d91
+# %% ../nbs/10b_gpu_functions.ipynb #53ce45fd
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
 PLAIN = tl.constexpr(INTERPRET)                # no inline PTX in the interpreter
 
@@ -31,7 +31,7 @@ def exact_fma():
     InterpreterBuilder.create_fma = create_fma
 
 def quick_calls():
-    "The interpreter prepares `triton.language` when a kernel starts, and again for each function that it calls: once will do."
+    "Let the interpreter prepare `triton.language` once for a kernel, not again for each function that it calls."
     from triton.runtime import interpreter
     prepare, both = interpreter._patch_lang, SimpleNamespace(__globals__=dict(tl=tl, core=tl.core))
     interpreter._patch_lang = lambda kernel: prepare(both)

@@ -54,23 +54,24 @@ def k_route(p_x, p_bias, p_positions, p_ids, p_weights, scale, x_row, id_row,
     tl.store(p_ids + w*id_row + r, chosen.to(tl.int32), mask=r < K)
     tl.store(p_weights + w*K + r, weights if scale == 1.0 else weights*scale, mask=r < K)
 
-# %% ../nbs/10l_gpu_hybrid.ipynb #63976313
+# %% ../nbs/10l_gpu_hybrid.ipynb #7fe3d490
 def route(logits, # float32 [W, E]
           k: int, # experts per row, ≤ E
           renormalise: bool = True, # the weights of the chosen add up to 1
           scale: float = 1.0, # all weights are multiplied by it
           bias = None, # float32 [E]: added to the logits (gpt-oss)
           out = None, # int32 [W, k]: where the ids go, rows may lie apart; None: a new tensor
-          positions = None, # int64 [W]: rows with a negative one are padding, whose experts are −1; None: there is none
+          positions = None, # int64 [W]: a row with a negative one is padding: its experts are −1
           ): # (ids int32 [W, k] in rank order, weights float32 [W, k])
     "The k largest logits of each row, ties to the lower id, and their softmax weights."
     W, E = logits.shape
     ids = torch.empty((W, k), dtype=torch.int32, device=logits.device) if out is None else out
     weights = torch.empty((W, k), dtype=torch.float32, device=logits.device)
     if bias is not None and not renormalise: logits, bias = pointwise("add", logits, bias.expand(W, E)), None
-    launch(k_route, (W,), logits, *(logits if t is None else t for t in (bias, positions)), ids, weights, float(scale), logits.stride(0),
-           ids.stride(0), warps=1, E=E, EP=triton.next_power_of_2(E), K=k, KP=triton.next_power_of_2(k), L=n_lanes(E),
-           BIAS=bias is not None, SHARE=not renormalise, PADDED=positions is not None)
+    launch(k_route, (W,), logits, *(logits if t is None else t for t in (bias, positions)), ids, weights, float(scale),
+           logits.stride(0), ids.stride(0), warps=1, E=E, EP=triton.next_power_of_2(E), K=k,
+           KP=triton.next_power_of_2(k), L=n_lanes(E), BIAS=bias is not None, SHARE=not renormalise,
+           PADDED=positions is not None)
     return ids, weights
 
 # %% ../nbs/10l_gpu_hybrid.ipynb #37264448

@@ -234,10 +234,11 @@ def cfg_local(cfg, layer) -> int: # 0 or 1
     "Whether a layer has a window."
     return int(bool(cfg.swa_layers) and cfg.swa_layers[layer.index])
 
-# %% ../nbs/11d_gpu_layers.ipynb #bed18657
+# %% ../nbs/11d_gpu_layers.ipynb #93f394b4
 def block_angles(model: GpuModel, n_ctx: int): # (cos, sin), float32 [n_ctx // index_block, rope_dim/2]
     "Rotations of every block's first position."
-    first = torch.arange(0, n_ctx//model.cfg.index_block*model.cfg.index_block, model.cfg.index_block, device=model.device)
+    block = model.cfg.index_block
+    first = torch.arange(0, n_ctx//block*block, block, device=model.device)
     return rope_angles(first, model.steps[0], model.cfg.rope_mscale)
 
 def chosen_blocks(model: GpuModel, layer, y: dict, # products of `qkv`

@@ -304,7 +304,7 @@ class Matrix:
         self.tiles, self.type, self.R, self.K = tiles, type, R, K
         if tiles.data_ptr() % 16: raise ValueError("tiles must begin at a multiple of 16 bytes")
 
-# %% ../nbs/10f_gpu_products.ipynb #915691a4
+# %% ../nbs/10f_gpu_products.ipynb #bc62ecc9
 @dataclass(frozen=True)
 class Plan:
     "How a product is launched."
@@ -327,9 +327,9 @@ def plan(type: str, # a quantized type
          W: int, # rows
          T: int, NB: int, # tiles of rows, superblocks of a row
          ) -> Plan:
-    "Columns, tiles and programs for W rows with T × NB tiles, as measured on an H200."
+    "Columns, tiles and programs for W rows with T × NB tiles: as measured on an H200, but for `DIGITS`."
     heavy = packing(type).group == 16                              # twice the tensor work and more registers
-    if DIGITS and W > 16 and packing(type).has_scale: return Plan(64 if T > 512 else 32, 2, 4, 4, 0, 4)
+    if DIGITS and W > 16 and packing(type).has_scale: return Plan(32 if heavy or T < 528 else 64, 2, 4, 4, 0, 4)
     if W > 16 and NB > 8: return Plan(32, 3, 4, 4, 0, 3)
     if W > 8 and NB > 8: C, programs = (4, 396) if heavy or T >= 512 else (8, 132)
     elif NB <= 8: C, programs = power(NB), 132 if T <= 264 or W > 8 else 264
@@ -337,7 +337,7 @@ def plan(type: str, # a quantized type
     RT = max(1, 8//C) if NB <= 4 else 1
     return Plan(8, C, RT, C*RT, min(-(-T//RT), programs), 2 if W > 8 else 0 if NB <= C else 1)
 
-# %% ../nbs/10f_gpu_products.ipynb #0ceae729
+# %% ../nbs/10f_gpu_products.ipynb #19dffffb
 def product(w: Matrix, # quantized weights [R, K]
             acts: Acts, # W rows
             add: torch.Tensor = None, # float32 [W, R], added to the result
@@ -354,7 +354,8 @@ def product(w: Matrix, # quantized weights [R, K]
     rest = dict(S=S, TYPE=w.type, EPILOGUE=(add is not None) + 2*(bias is not None), warps=p.warps)
     if p.mode >= 3:
         NC = min(p.NC, S & -S)                                     # a power of two that divides S
-        launch(wide_kernel if p.mode == 3 else digit_kernel, (-(-T//p.RT), -(-W//NC)), w.tiles, acts.f, *tail, NC=NC, R=p.RT, STAGES=p.C, **rest)
+        launch(wide_kernel if p.mode == 3 else digit_kernel, (-(-T//p.RT), -(-W//NC)), w.tiles, acts.f, *tail, NC=NC,
+               R=p.RT, STAGES=p.C, **rest)
     else:
         launch(product_kernel, (p.programs, -(-W//p.columns)), w.tiles, acts.q, *tail, NC=p.NC, C=p.C, RT=p.RT,
                MODE=p.mode, COLUMNS=p.columns, stages=1, **rest)

@@ -327,7 +327,7 @@ def run_together(self: GpuModel, texts: list, # of (cache, ids int [W ≥ 1]): e
     for (cache, _), part in zip(texts, r.parts): cache.part, cache.residual = part, x[part.rows]
     return [logits[part.rows] for part in r.parts]
 
-# %% ../nbs/11f_gpu_rounds.ipynb #7179443c
+# %% ../nbs/11f_gpu_rounds.ipynb #54f7e6a4
 def can_continue(self: GpuModel, sampling: dict # of `sample`: temp, top_k, top_p, min_p, seed
                  ) -> bool:
     "Whether the device can choose by itself: a top-k above 64 is left to the host."
@@ -335,7 +335,7 @@ def can_continue(self: GpuModel, sampling: dict # of `sample`: temp, top_k, top_
 
 def continue_text(self: GpuModel, cache: GpuCache, token: int, # the token at the end of the text, not read yet
                   n: int, # rounds
-                  temp: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 0, # of `sample`
+                  temp: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 0, # see 03b
                   ) -> list: # the n ids that follow it; all but the last are committed
     "Read a token and generate n more, one round each, without asking the host in between."
     if n > cache.room: raise ValueError(f"{n} rows at position {cache.n}: past the context of {cache.n_ctx}")

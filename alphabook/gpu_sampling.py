@@ -131,7 +131,7 @@ def k_draw(p_x, p_best, p_top, p_positions, p_temp, p_min_p, p_seed, p_state, p_
     found = tl.min(tl.where(tl.cumsum(weight, 0) > target - before, i, n - 1), 0)
     tl.store(p_out + w, tl.where(temp > 0.0, found.to(tl.int64), tl.load(p_best + w)))
 
-# %% ../nbs/10n_gpu_sampling.ipynb #206831b5
+# %% ../nbs/10n_gpu_sampling.ipynb #0783d1ef
 def draw(logits, # float32 [W, n_vocab]
          positions, # int [W]: absolute position of the token that is chosen
          parameters: tuple, # from `sampling_buffers`
@@ -151,6 +151,6 @@ def draw(logits, # float32 [W, n_vocab]
         launch(k_narrow, (n_blocks, W), logits, top, top_p, sums, state, n, x_row, LEVEL=level, B=B, BP=BP, warps=8)
     launch(k_block_weights, (n_blocks, W), logits, top, temp, top_p, min_p, sums, state, weights, equal, n, x_row,
            SHARE=share, B=B, BP=BP, warps=8)
-    launch(k_draw, (W,), logits, best, top, positions, temp, min_p, seed, state, weights, equal, out, n, x_row, n_blocks,
-           SHARE=share, B=B, BP=BP, warps=8)
+    launch(k_draw, (W,), logits, best, top, positions, temp, min_p, seed, state, weights, equal, out, n, x_row,
+           n_blocks, SHARE=share, B=B, BP=BP, warps=8)
     return out, ok

@@ -60,14 +60,15 @@ def stream_trunk(model: GpuModel, r: Round): # float32 [W, S, n]
     for layer in model.layers: x = stream_block(model, layer, x, r, angles)
     return x
 
-# %% ../nbs/11e_gpu_stream_layers.ipynb #7b7163cf
+# %% ../nbs/11e_gpu_stream_layers.ipynb #169ccff1
 def residual_of(model: GpuModel, r: Round): # float32 [W, n_embd] or [W, S, n_embd]
     "The residual stream, or streams, after the last layer."
     return (stream_trunk if model.cfg.streams else trunk)(model, r)
 
 def logits_of(model: GpuModel, x): # from `residual_of`, or rows of it → float32 [rows, n_vocab]
     "Logits of the token after each row."
-    return normed_head(model, read_streams(model, model.whole, "output_hc", x)[0]) if model.cfg.streams else head(model, x)
+    if not model.cfg.streams: return head(model, x)
+    return normed_head(model, read_streams(model, model.whole, "output_hc", x)[0])
 
 def hidden_of(model: GpuModel, x): # from `residual_of` → float32 like x
     "What an MTP block reads."

@@ -71,7 +71,17 @@ def test_compare_fails_on_a_mismatch(tiny, monkeypatch, capsys):
     monkeypatch.setattr(cpu, 'rms_norm', lambda x, w, eps: sound(x, w, eps if len(x) == 1 else 1.001*eps + 1e-7))
     assert main(['compare', '-m', str(tiny), '--widths', '2', '--json', '-p', 'some words']) == 1
     result = json.loads(capsys.readouterr().out)
-    assert result['mismatches'] > 0 and result['first_mismatch']['arm'] == 'width 2'
+    first = result['first_mismatch']
+    assert result['mismatches'] > 0 and first['arm'] == 'width 2'
+    assert (first['layer'], first['operation'], first['tensor']) == (0, 'rms_norm', 'blk.0.attn_norm.weight')
+    assert main(['compare', '-m', str(tiny), '--widths', '2', '-p', 'some words']) == 1
+    assert 'first: width 2, ' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('flags, word', [
+    (['--widths', '1,x'], '--widths'), (['--widths', '65'], 'from 1 to 64'), (['--widths', '0'], 'from 1 to 64'), (['--mode', 'fast'], '--mode'),
+    (['--device', 'tpu'], '--device'), (['--kv', 'q8_0'], '--kv'), (['--threads', '0'], '--threads'), (['-p', ''], 'empty'), (['--most'], '--most')])
+def test_bad_flags_of_compare(tiny, flags, word): one_line(['compare', '-m', tiny, *flags], word)
 
 
 def test_without_a_model(tmp_path):

@@ -1,5 +1,6 @@
 """The comparator: nothing is found where nothing is wrong, on every architecture; and whatever is broken is found, by the right arm, and named."""
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -247,6 +248,21 @@ def test_a_fault_is_found_and_named(fault, opened, fewer):
     assert finders <= failed and not passed(result), (fault, failed)
     assert (first['layer'], first['operation'], first['tensor']) == (where or (None, None, None)), first
     if where: assert str(first['position']) and first['place'].startswith('position')
+
+
+@pytest.mark.parametrize('like', ['tiny-gemma3', 'tiny-gpt-oss', 'tiny-qwen3next', 'tiny-qwen4exp'])
+def test_the_debugger_sees_nothing_where_nothing_is_wrong(like, opened):
+    "Every result of every operation in every kind of round is that of plain decoding, on the spec too."
+    mf, cfg = opened(like)
+    if cfg.streams: cfg = replace(cfg, index_budget=16)       # most rows choose their blocks
+    subject = Subject(Model(mf, cfg, cpu), mf)
+    text = make_text(subject.model, PROMPTS[0], 12)
+    for name, parameter in (('width {}', 5), ('rejections, width {}', 5), ('replays, width {}', 5), ('rotations, width {}', 7),
+                            ('neighbours, width {}', 3), ('prompt chunk {}', 7), ('prefix reuse', None), ('snapshot and restore', None),
+                            ('numpy spec', None)):
+        arm = Arm(name)
+        assert judge(KINDS[name], subject, text, parameter, arm) is None and arm.status == 'ok', name
+        assert explain(subject, text, KINDS[name], parameter, len(text.ids) - 1) is None, name
 
 
 def test_a_fault_of_one_path_is_found_by_no_other(opened, fewer):
