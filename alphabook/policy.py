@@ -197,7 +197,7 @@ class Auto:
         for drafter in (self.mtp, self.copy):
             if drafter: drafter.rollback(n)
 
-# %% ../nbs/17_policy.ipynb #33fa94ce
+# %% ../nbs/17_policy.ipynb #db69b3a8
 class Contrary(CopyDrafter):
     "Says the next token of a copy and then something else: half right at best."
     name = "contrary"
@@ -210,6 +210,9 @@ def drafter_arm(subject: Subject, text: Text, name: str, arm: Arm):
     "Rounds with a drafter's drafts over the plain run's text."
     model, ids, n = subject.model, text.ids, len(text.ids)
     if name == "mtp" and not (model.cfg.n_mtp and hasattr(model, "ops")): raise Skip("no block that drafts here")
+    copy = CopyDrafter()
+    if name == "copy" and not any(copy.draft(ids[:i], 1)[0] for i in range(text.start + 1, n)):
+        raise Skip("nothing in the text repeats")
     def guesses(): return MtpDrafter(load_block(model, subject.mf), n + 8, min_p=0)
     drafter = dict(copy=CopyDrafter, contrary=Contrary, mtp=guesses)
     policy, cache = Alone(drafter[name](), 15), model.new_cache(n + 8)
