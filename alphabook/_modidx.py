@@ -530,6 +530,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                         'alphabook.cpu_products._group': ('cpu_products.html#_group', 'alphabook/cpu_products.py'),
                                         'alphabook.cpu_products._in_place': ('cpu_products.html#_in_place', 'alphabook/cpu_products.py'),
                                         'alphabook.cpu_products._load_d': ('cpu_products.html#_load_d', 'alphabook/cpu_products.py'),
+                                        'alphabook.cpu_products._load_last': ('cpu_products.html#_load_last', 'alphabook/cpu_products.py'),
                                         'alphabook.cpu_products._load_wide': ('cpu_products.html#_load_wide', 'alphabook/cpu_products.py'),
                                         'alphabook.cpu_products._many_256': ('cpu_products.html#_many_256', 'alphabook/cpu_products.py'),
                                         'alphabook.cpu_products._many_32': ('cpu_products.html#_many_32', 'alphabook/cpu_products.py'),

@@ -514,12 +514,18 @@ def by_lanes(x, # float32 [W, K]
     share(_by_lanes, W, 4*x.size, flat(x), K, L, out)
     return out
 
-# %% ../nbs/09d_cpu_products.ipynb #6e6f092c
+# %% ../nbs/09d_cpu_products.ipynb #bd3fb467
 @njit(inline="always")
 def _load_wide(PATH, KIND, w, at):
     "Sixteen weights of FLOAT_TYPES[KIND] as float32."
     if KIND == 0: return load_floats(w, at)
     return load_halves(PATH, w, at) if KIND == 1 else load_brains(w, at)
+
+@njit(inline="always")
+def _load_last(PATH, KIND, SIZE, w, at, n, last): # last: uint8 [64], zeros behind n weights
+    "The last n weights of a row, fewer than sixteen, and zeros."
+    for i in range(n*SIZE): last[i] = w[at + i]
+    return _load_wide(PATH, KIND, last, 0)
 
 @njit(inline="always")
 def _widen_row(PATH, KIND, SIZE, w, at, K, L, n, v, pair, j, last): # K weights at byte `at` → row j of a pair
@@ -529,10 +535,10 @@ def _widen_row(PATH, KIND, SIZE, w, at, K, L, n, v, pair, j, last): # K weights 
         for l in range(0, min(L, end - b*L), 16):
             store_floats(v, pair + 2*(l*n + b*16) + 16*j, _load_wide(PATH, KIND, w, at + (b*L + l)*SIZE))
     if end < K:
-        for i in range((K - end)*SIZE): last[i] = w[at + end*SIZE + i]
-        store_floats(v, pair + 2*(end % L*n + end//L*16) + 16*j, _load_wide(PATH, KIND, last, 0))
+        left = _load_last(PATH, KIND, SIZE, w, at + end*SIZE, K - end, last)
+        store_floats(v, pair + 2*(end % L*n + end//L*16) + 16*j, left)
 
-# %% ../nbs/09d_cpu_products.ipynb #7f394c6f
+# %% ../nbs/09d_cpu_products.ipynb #9cf002f3
 @njit(inline="always")
 def _two_by_two(v, pair, n, L, x, at, other, s): # where the pair of rows begins
     "Lanes of the product of row j and column c of two: s[256·(2c + j) …]."
@@ -557,9 +563,7 @@ def _one_row(PATH, KIND, SIZE, w, at, K, L, n, x, x_at, s, last):
     for k in range(whole*L, K, 16):
         l = k - whole*L
         if K - k >= 16: v = _load_wide(PATH, KIND, w, at + k*SIZE)
-        else:
-            for i in range((K - k)*SIZE): last[i] = w[at + k*SIZE + i]
-            v = _load_wide(PATH, KIND, last, 0)
+        else: v = _load_last(PATH, KIND, SIZE, w, at + k*SIZE, K - k, last)
         store_floats(s, l, fused(v, load_floats(x, x_at + l*n + whole*16), load_floats(s, l)))
 
 @njit(inline="always")
@@ -573,7 +577,7 @@ def _fold_lanes(s, i, L): # of 32 or 256; as `fold`
     if L == 32: return fold_16(_two(s, i, 16))
     return fold_16(fadd(fadd(_four(s, i), _four(s, i + 32)), fadd(_four(s, i + 16), _four(s, i + 48))))
 
-# %% ../nbs/09d_cpu_products.ipynb #b270819d
+# %% ../nbs/09d_cpu_products.ipynb #8240b7b9
 @functools.cache
 def float_kernel(path: str, # "portable", "avx2" or "vnni"
                  type: str): # one of FLOAT_TYPES
@@ -583,7 +587,8 @@ def float_kernel(path: str, # "portable", "avx2" or "vnni"
     def float_rows(lo, hi, w, experts, starts, order, r, R, K, L, x, out): # x from `by_lanes`
         "Groups of rows lo … hi of w uint8 [E·R·K·SIZE]; out float32 [W·R]."
         G, n = -(-R//8), -(-K//L)
-        v, s, last = np.zeros(8*n*L, F), np.empty(1024, F), np.zeros(64, np.uint8)
+        v = np.zeros(8*n*L if len(order) > 1 else 0, F)      # a single column has no use for it
+        s, last = np.empty(1024, F), np.zeros(64, np.uint8)
         for task in range(lo, hi):
             i, first = task//G, task % G*8
             rows, m, at = order[starts[i]:starts[i + 1]], min(8, R - first), (experts[i]*R + first)*K*SIZE
