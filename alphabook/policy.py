@@ -197,7 +197,7 @@ class Auto:
         for drafter in (self.mtp, self.copy):
             if drafter: drafter.rollback(n)
 
-# %% ../nbs/17_policy.ipynb #db69b3a8
+# %% ../nbs/17_policy.ipynb #e8243c01
 class Contrary(CopyDrafter):
     "Says the next token of a copy and then something else: half right at best."
     name = "contrary"
@@ -210,16 +210,15 @@ def drafter_arm(subject: Subject, text: Text, name: str, arm: Arm):
     "Rounds with a drafter's drafts over the plain run's text."
     model, ids, n = subject.model, text.ids, len(text.ids)
     if name == "mtp" and not (model.cfg.n_mtp and hasattr(model, "ops")): raise Skip("no block that drafts here")
-    copy = CopyDrafter()
-    if name == "copy" and not any(copy.draft(ids[:i], 1)[0] for i in range(text.start + 1, n)):
-        raise Skip("nothing in the text repeats")
     def guesses(): return MtpDrafter(load_block(model, subject.mf), n + 8, min_p=0)
     drafter = dict(copy=CopyDrafter, contrary=Contrary, mtp=guesses)
     policy, cache = Alone(drafter[name](), 15), model.new_cache(n + 8)
-    def tell(prompt): policy.committed(np.asarray(ids[:cache.n], np.int32), getattr(cache, "hidden", None), prompt)
+    before = ids if name == "copy" else []              # so that there is something to copy in a text that says nothing twice
+    def read(n): return np.asarray(before + ids[:n], np.int32)
+    def tell(prompt): policy.committed(read(cache.n), getattr(cache, "hidden", None), prompt)
     yield text.start - 1, prefill(model, cache, ids[:text.start], seen=lambda *rows: tell(True))
     while cache.n < n:
-        pos, drafts = cache.n, policy.draft(np.asarray(ids[:cache.n + 1], np.int32), n - cache.n - 1)[0]
+        pos, drafts = cache.n, policy.draft(read(cache.n + 1), n - cache.n - 1)[0]
         logits = run_round(model, cache, [ids[pos], *drafts])
         right = next((i for i, d in enumerate(drafts) if d != ids[pos + 1 + i]), len(drafts))
         yield from enumerate(logits[:right + 1], pos)
