@@ -9,7 +9,7 @@ __all__ = ['float_bits', 'bits_float', 'F', 'MAGIC', 'LOG2E', 'LN2_HI', 'LN2_LO'
            'float_kernel', 'set_vectors', 'flat_bytes', 'load_matrix', 'one_group', 'columns_for', 'product', 'matmuls',
            'matmul', 'embed']
 
-# %% ../nbs/09d_cpu_products.ipynb #bb3d2cbc
+# %% ../nbs/09d_cpu_products.ipynb #c0c08f52
 import functools, os
 
 import numpy as np
@@ -24,7 +24,7 @@ from .tape import empty, kernel, share, side_by_side
 from .vectors import (
     AVX2, VNNI, WORDS, Code, _address, _call, _constant, _dot_vnni, _join, _pairs_avx2, _pairs_portable, _parts,
     _spread, _vector, add, choose_path, constant, fadd, fmul, fold_16, fsub, fused, load_brains, load_floats,
-    load_halves, load_small, load_some, load_words, mul, prefetch, spread_float, spread_word, store_floats,
+    load_halves, load_small, load_some, load_words, mul, prefetch, prefetch_near, spread_float, spread_word, store_floats,
     store_words, to_floats, unpack, zero_floats)
 
 # %% ../nbs/09d_cpu_products.ipynb #469dac30
@@ -538,7 +538,7 @@ def _widen_row(PATH, KIND, SIZE, w, at, K, L, n, v, pair, j, last): # K weights 
         left = _load_last(PATH, KIND, SIZE, w, at + end*SIZE, K - end, last)
         store_floats(v, pair + 2*(end % L*n + end//L*16) + 16*j, left)
 
-# %% ../nbs/09d_cpu_products.ipynb #9cf002f3
+# %% ../nbs/09d_cpu_products.ipynb #2927baf0
 @njit(inline="always")
 def _two_by_two(v, pair, n, L, x, at, other, s): # where the pair of rows begins
     "Lanes of the product of row j and column c of two: s[256·(2c + j) …]."
@@ -553,18 +553,19 @@ def _two_by_two(v, pair, n, L, x, at, other, s): # where the pair of rows begins
 @njit(inline="always")
 def _one_row(PATH, KIND, SIZE, w, at, K, L, n, x, x_at, s, last):
     "Lanes of the product of a row in the file, at byte `at`, and a column."
+    pairs = K//L//2
     for l in range(0, L, 16): store_floats(s, l, zero_floats())
-    whole = K//L
-    for b in range(whole):
-        for ahead in range(0, L*SIZE, 64): prefetch(w, at + b*L*SIZE + ahead + 4096)
+    for b in range(0, 2*pairs, 2):
+        for ahead in range(0, 2*L*SIZE, 64): prefetch_near(w, at + b*L*SIZE + ahead + 1024)
         for l in range(0, L, 16):
-            y = load_floats(x, x_at + l*n + b*16)
-            store_floats(s, l, fused(_load_wide(PATH, KIND, w, at + (b*L + l)*SIZE), y, load_floats(s, l)))
-    for k in range(whole*L, K, 16):
-        l = k - whole*L
+            y = x_at + l*n + b*16
+            t = fused(_load_wide(PATH, KIND, w, at + (b*L + l)*SIZE), load_floats(x, y), load_floats(s, l))
+            store_floats(s, l, fused(_load_wide(PATH, KIND, w, at + (b*L + L + l)*SIZE), load_floats(x, y + 16), t))
+    for k in range(2*pairs*L, K, 16):
+        l, b = k % L, k//L
         if K - k >= 16: v = _load_wide(PATH, KIND, w, at + k*SIZE)
         else: v = _load_last(PATH, KIND, SIZE, w, at + k*SIZE, K - k, last)
-        store_floats(s, l, fused(v, load_floats(x, x_at + l*n + whole*16), load_floats(s, l)))
+        store_floats(s, l, fused(v, load_floats(x, x_at + l*n + b*16), load_floats(s, l)))
 
 @njit(inline="always")
 def _two(s, i, apart): return fadd(load_floats(s, i), load_floats(s, i + apart))

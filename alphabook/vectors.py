@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['LANES', 'BYTES', 'WORDS', 'FLOATS', 'CODES', 'PORTABLE', 'AVX2', 'VNNI', 'load_words', 'load_floats', 'load_brains',
            'load_small', 'store_words', 'store_floats', 'spread_word', 'spread_float', 'zero_floats', 'add', 'sub',
-           'mul', 'fadd', 'fsub', 'fmul', 'to_floats', 'fdiv', 'fmax', 'fmin', 'vexp', 'vsigmoid', 'vsilu', 'vgelu',
-           'vsoftplus', 'REGISTER', 'FLOAT32', 'evens', 'odds', 'zip_low', 'zip_high', 'Vector', 'available_paths',
-           'choose_path', 'load_halves', 'fused', 'constant', 'Code', 'moves', 'unpack', 'offset', 'dot', 'prefetch',
-           'load_some', 'store_some', 'get', 'put', 'spread', 'fold_16', 'top_16', 'vdot', 'dots_16', 'within', 'weigh',
-           'store_halves', 'all_below']
+           'mul', 'fadd', 'fsub', 'fmul', 'to_floats', 'prefetch', 'prefetch_near', 'fdiv', 'fmax', 'fmin', 'vexp',
+           'vsigmoid', 'vsilu', 'vgelu', 'vsoftplus', 'REGISTER', 'FLOAT32', 'evens', 'odds', 'zip_low', 'zip_high',
+           'Vector', 'available_paths', 'choose_path', 'load_halves', 'fused', 'constant', 'Code', 'moves', 'unpack',
+           'offset', 'dot', 'load_some', 'store_some', 'get', 'put', 'spread', 'fold_16', 'top_16', 'vdot', 'dots_16',
+           'within', 'weigh', 'store_halves', 'all_below']
 
 # %% ../nbs/09a_vectors.ipynb #e637f113
 from dataclasses import dataclass
@@ -334,15 +334,20 @@ def dot(typingctx, path, code, first, n, words, array, at):
         return _join(builder, [_dot_pairs(builder, way, kind, list(half), xs) for half in halves])
     return WORDS(path, code, first, n, CODES, array, types.intp), codegen
 
-# %% ../nbs/09a_vectors.ipynb #c25f22cb
-@intrinsic
-def prefetch(typingctx, array, at):
-    "Bring the line of array[at] into the second-level cache; any index will do, even past the end."
-    def codegen(context, builder, signature, args):
-        p = _address(context, builder, signature, args, 0, _ints[8])
-        _call(builder, "llvm.prefetch.p0", ir.VoidType(), p, *map(_ints[32], (0, 2, 1)))
-        return context.get_dummy_value()
-    return types.void(array, types.intp), codegen
+# %% ../nbs/09a_vectors.ipynb #93ed61a5
+def _prefetcher(level, where):
+    "An intrinsic that brings the line of array[at] nearer."
+    @intrinsic
+    def prefetch(typingctx, array, at):
+        def codegen(context, builder, signature, args):
+            p = _address(context, builder, signature, args, 0, _ints[8])
+            _call(builder, "llvm.prefetch.p0", ir.VoidType(), p, *map(_ints[32], (0, level, 1)))
+            return context.get_dummy_value()
+        return types.void(array, types.intp), codegen
+    prefetch.__doc__ = f"Bring the line of array[at] into the {where} cache; any index will do, even past the end."
+    return prefetch
+
+prefetch, prefetch_near = _prefetcher(2, "second-level"), _prefetcher(3, "nearest")
 
 # %% ../nbs/09a_vectors.ipynb #f1add321
 def _first_lanes(builder, n):
