@@ -176,7 +176,7 @@ def model_card(service: Service) -> dict:
                 architecture=cfg.arch, size=sum(t.nbytes for t in tensors))
     return dict(id=service.name, object="model", created=0, owned_by="alphabook", meta=meta)
 
-# %% ../nbs/24h_server.ipynb #41f0ac81
+# %% ../nbs/24h_server.ipynb #f5439721
 class Tokenize(Body):
     "The body of POST /tokenize."
     content: str
@@ -195,7 +195,8 @@ def native_routes(app: FastAPI, service: Service):
         "Ids of a text."
         tk = service.ready().tokenizer
         ids = await asyncio.to_thread(tk.encode, body.content, body.add_special, body.parse_special)
-        return Json(dict(tokens=[dict(id=i, piece=piece(tk.token_bytes(i))) for i in ids] if body.with_pieces else ids))
+        if body.with_pieces: ids = [dict(id=i, piece=piece(tk.token_bytes(i))) for i in ids]
+        return Json(dict(tokens=ids))
 
     @app.post("/detokenize")
     async def detokenize(body: Detokenize):
@@ -227,7 +228,7 @@ def props(service: Service) -> dict:
                 bos_token=engine.tokenizer.bos_id, eos_tokens=sorted(engine.tokenizer.eog_ids), mode=engine.mode,
                 device=engine.device, drafter=engine.drafter, build_info=f"alphabook {alphabook.__version__}")
 
-# %% ../nbs/24h_server.ipynb #84ad32c8
+# %% ../nbs/24h_server.ipynb #f638a69e
 def metrics(s: Scheduler) -> str:
     "Counters in Prometheus' text format."
     t = s.totals
@@ -246,7 +247,8 @@ def metrics(s: Scheduler) -> str:
     lines += [f'alphabook_requests_total{{end="{e}"}} {t[e]:.15g}' for e in ("finished", "left", "failed", "refused")]
     for key in ("rounds", "drafted", "accepted"):
         lines.append(f"# HELP alphabook_draft_{key}_total by drafter\n# TYPE alphabook_draft_{key}_total counter")
-        lines += [f'alphabook_draft_{key}_total{{drafter="{d}"}} {m[key]:.15g}' for d, m in sorted(s.by_drafter.items())]
+        lines += [f'alphabook_draft_{key}_total{{drafter="{name}"}} {m[key]:.15g}'
+                  for name, m in sorted(s.by_drafter.items())]
     return "\n".join(lines) + "\n"
 
 # %% ../nbs/24h_server.ipynb #885205cc

@@ -51,7 +51,7 @@ class Vocabulary:
         text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
         return self.tokenizer.encode(text, add_special=False, parse_special=False)
 
-# %% ../nbs/24c_steering.ipynb #36c517f0
+# %% ../nbs/24c_steering.ipynb #3c1818fd
 FORM = dict(whitespace_pattern=" ?")           # between two parts of a JSON text
 
 class Grammars:
@@ -63,7 +63,7 @@ class Grammars:
         "llguidance's form of the tokenizer, made when it is first needed."
         try: import llguidance
         except ImportError: raise ValueError('a schema needs llguidance: pip install "alphabook[server]"') from None
-        if not self.tokenizer.eog_ids: raise ValueError("this model has no token that ends a text: no schema can hold it")
+        if not self.tokenizer.eog_ids: raise ValueError("no token of this model ends a text: no schema can hold it")
         with self.lock:
             if self.ready is None:
                 wrapped = llguidance.TokenizerWrapper(Vocabulary(self.tokenizer, self.n_vocab))

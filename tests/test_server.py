@@ -37,7 +37,7 @@ def engine():
 
 def ask(address, method, path, body=None, headers=(), key=KEY, raw=None):
     "(status, answer) of one request."
-    c = http.client.HTTPConnection(address, timeout=60)
+    c = http.client.HTTPConnection(address, timeout=300)
     h = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {}), **dict(headers)}
     c.request(method, path, json.dumps(body).encode() if raw is None and body is not None else raw, h)
     r = c.getresponse(); data = r.read(); c.close()
@@ -47,7 +47,7 @@ def post(address, path, **body): return ask(address, "POST", path, body)
 
 def events(address, path, **body):
     "The events of a stream, as they were sent; each must be valid UTF-8."
-    c = http.client.HTTPConnection(address, timeout=60)
+    c = http.client.HTTPConnection(address, timeout=300)
     c.request("POST", path, json.dumps(body | dict(stream=True)), {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"})
     r = c.getresponse()
     assert r.status == 200 and r.headers.get_content_type() == "text/event-stream"
@@ -58,7 +58,7 @@ def counters(address):
     text = ask(address, "GET", "/metrics")[1]
     return {k: float(v) for k, v in (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))}
 
-def until(condition, seconds=10.0):
+def until(condition, seconds=30.0):
     "Wait for a condition; how long it took."
     begun = time.perf_counter()
     while not condition():
@@ -293,8 +293,10 @@ def test_the_queue_has_an_end_and_who_leaves_it_disturbs_nobody(server, engine):
     long = dict(prompt=PROMPT, max_tokens=2000, logit_bias={"0": -100, "2": -100}, stream=True)
     hold = [threading.Thread(target=leave, args=(server, lambda: release.is_set()), kwargs=long) for _ in range(8)]
     release = threading.Event()
-    for t in hold: t.start()
-    until(lambda: now()["alphabook_requests_deferred"] == 6)                              # two active, six wait: full
+    for t in hold[:2]: t.start()
+    until(lambda: now()["alphabook_requests_processing"] == 2)
+    for t in hold[2:]: t.start()
+    until(lambda: now()["alphabook_requests_deferred"] == 6)                              # it is full
     status, answer = post(server, "/v1/completions", prompt="x")
     assert status == 429 and answer["error"]["code"] == "queue_full"
     release.set()
@@ -328,7 +330,7 @@ def test_a_server_without_a_key_answers_to_localhost_only_and_ends_gently():
 
 def test_a_port_that_is_taken_and_a_package_that_is_missing(server):
     run = lambda *argv, code="": subprocess.run([sys.executable, "-c", code + "import sys, alphabook.cli as c; sys.exit(c.main(sys.argv[1:]))",
-                                                 *argv], capture_output=True, text=True, timeout=60)
+                                                 *argv], capture_output=True, text=True, timeout=300)
     p = run("serve", "--port", server.rsplit(":", 1)[1])
     assert p.returncode == 2 and "--port" in p.stderr and p.stderr.count("\n") == 1
     p = run("serve", "--port", "0", code="import sys; sys.modules['uvicorn'] = None\n")
