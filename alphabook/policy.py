@@ -50,7 +50,7 @@ def fitting(n: int, # drafts
     "The most drafts that make a round of one of the WIDTHS."
     return max(w for w in WIDTHS if w <= n + 1) - 1
 
-# %% ../nbs/17_policy.ipynb #12397755
+# %% ../nbs/17_policy.ipynb #7ebec076
 class Prices:
     "Seconds of a round by its rows; kept up to date by what rounds take."
     def __init__(self, seconds: dict, # {rows: seconds}, at least of one row and of another number
@@ -61,11 +61,18 @@ class Prices:
         self.seconds, self.guess = np.interp(rows, known, [seconds[k] for k in known]), guess
         self.seconds += np.maximum(0, rows - known[-1])*max(slope, 0)
         self.seconds = self.seconds.tolist()
+        for rows in WIDTHS: self.bound(rows)
+
+    def bound(self, rows: int):
+        "Fewer rows cost no more than these, and more rows no more than so many rounds of these."
+        s, one = self.seconds, self.seconds[rows]
+        for w in WIDTHS: s[w] = min(s[w], one*max(1.0, w/rows))
 
     def note(self, rows: int, seconds: float, weight: float = 0.1):
         "A round took so long. One that took much longer was disturbed, and counts as a little longer."
         old = self.seconds[rows]
         self.seconds[rows] = old + weight*(min(seconds, 1.5*old) - old)
+        self.bound(rows)
 
 def measure_rounds(model, cache, # with any text
                    widths = (1, 2, 4, 8, 16, 32), # rows
@@ -81,7 +88,7 @@ def measure_rounds(model, cache, # with any text
             start = time.perf_counter()
             run_round(model, cache, ids)
             times.append(time.perf_counter() - start)
-        found[rows], spent = float(np.median(times)), spent + sum(times)
+        found[rows], spent = min(times), spent + sum(times)
     cache.commit(cache.n)
     cache.ids[cache.n:] = behind
     return Prices(found if len(found) > 1 else {1: found[1], 2: 2*found[1]} if found else {1: 1.0, 2: 2.0})
@@ -95,7 +102,7 @@ def measure_guess(mtp, # MtpDrafter
         run_pass(mtp.own, mtp.cache, [1], hidden)
         mtp.cache.rollback(at)
         times.append(time.perf_counter() - start)
-    return float(np.median(times[1:])) if len(times) > 1 else sum(times)
+    return min(times, default=0.0)
 
 # %% ../nbs/17_policy.ipynb #22398b78
 def best_width(sure, # confidences, each if those before it hold
