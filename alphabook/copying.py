@@ -260,15 +260,15 @@ def draft(self: CopyDrafter, ids, # int [n]: the whole text, its last token incl
 
 CopyDrafter.draft = draft
 
-# %% ../nbs/15_copying.ipynb #6ab2c374
+# %% ../nbs/15_copying.ipynb #857de501
 def behind(self: CopyDrafter, guesses, # ids that may follow the text of the last `draft`
            n: int, # most drafts behind them
            ) -> tuple: # as `draft`
     "What followed the text with these guesses; nothing of it is scored, and the text stays as it was."
     self.index.append(guesses)
     source, length = self.index.match()
-    found = ([], []) if length < self.least or n < 1 else (copied(self.index.ids, source, n), self.rates.after(length, n).tolist())
+    more = copied(self.index.ids, source, n) if length >= self.least and n > 0 else []
     self.index.cut(self.index.n - len(guesses))
-    return found
+    return more, self.rates.after(length, len(more)).tolist()
 
 CopyDrafter.behind = behind

@@ -184,7 +184,7 @@ class Pace:
 
     def __call__(self) -> float: return self.tokens/self.seconds
 
-# %% ../nbs/17_policy.ipynb #4867778e
+# %% ../nbs/17_policy.ipynb #6ebd390a
 SHORT, SURE, FIRM = 6, 12, 0.9                 # a match that must win clearly; one that is sure, and a rate that is
 MARGIN = 0.1                                   # tokens that drafts must be expected to bring, for what is not counted
 HOPES = 0.89, 0.86, 0.85                       # how often a good block's guesses are right (Strata)
@@ -204,7 +204,8 @@ class Auto:
     def begin(self, prices: Prices):
         "Now the prices are known. A block that could hardly earn its passes rests first."
         self.prices, one, part = prices, prices.seconds[1], prices.guess
-        self.plain, self.around = 1.2*one, [0.2*one, 0.2*one + 2*part]     # a round without drafts; besides a round's own
+        self.plain = 1.2*one                   # of a round without drafts, with everything around it
+        self.around = [0.2*one, 0.2*one + 2*part]             # besides the round itself; if the block is asked
         self.pace, chain, tokens, best = Pace(self.plain), 1.0, 1.0, 0.0
         for k, hope in enumerate(HOPES, 1):
             chain *= hope
@@ -275,7 +276,7 @@ def verified(self: Auto, drafted: int, accepted: int, seconds: float, round_seco
 
 Auto.verified = verified
 
-# %% ../nbs/17_policy.ipynb #e8243c01
+# %% ../nbs/17_policy.ipynb #e89129c4
 class Contrary(CopyDrafter):
     "Says the next token of a copy and then something else: half right at best."
     name = "contrary"
@@ -291,7 +292,7 @@ def drafter_arm(subject: Subject, text: Text, name: str, arm: Arm):
     def guesses(): return MtpDrafter(load_block(model, subject.mf), n + 8, min_p=0)
     drafter = dict(copy=CopyDrafter, contrary=Contrary, mtp=guesses)
     policy, cache = Alone(drafter[name](), 15), model.new_cache(n + 8)
-    before = ids if name == "copy" else []              # so that there is something to copy in a text that says nothing twice
+    before = ids if name == "copy" else []     # so that there is something to copy in any text
     def read(n): return np.asarray(before + ids[:n], np.int32)
     def tell(prompt): policy.committed(read(cache.n), getattr(cache, "hidden", None), prompt)
     yield text.start - 1, prefill(model, cache, ids[:text.start], seen=lambda *rows: tell(True))

@@ -13,7 +13,7 @@ import numpy as np
 from .copying import CopyDrafter
 from .policy import WIDTHS, Auto, Prices
 
-# %% ../nbs/17c_rules.ipynb #2286f3ee
+# %% ../nbs/17c_rules.ipynb #6f511d0b
 @dataclass
 class Recording:
     "A text with its prompt, and what a block guessed at each position."
@@ -25,7 +25,9 @@ class Recording:
 class Guesses:
     "Stands for a block: says what was recorded, and counts the passes that it would have taken."
     name = "mtp"
-    def __init__(self, least: float = 0.5, depth: int = 3): self.least, self.depth, self.passes, self.noted = least, depth, 0, {}
+    def __init__(self, least: float = 0.5, # as of `MtpDrafter`
+                 depth: int = 3):
+        self.least, self.depth, self.passes, self.noted = least, depth, 0, {}
 
     def draft(self, ids, n: int, worth: float = 0.0, trust = float) -> tuple: # as `MtpDrafter.draft`
         "Recorded guesses, until one is too unlikely."
@@ -42,7 +44,7 @@ class Guesses:
     def committed(self, ids, hidden = None, prompt: bool = False, read: bool = True): pass
     def rollback(self, n: int): pass
 
-# %% ../nbs/17c_rules.ipynb #7321aea9
+# %% ../nbs/17c_rules.ipynb #4cc0da38
 @dataclass
 class Costs:
     "Seconds of everything, as they are on some machine."
@@ -71,13 +73,14 @@ def replay(policy, guesses: Guesses, texts: list, # of Recording
             policy.committed(text[:at])
             policy.verified(len(drafts), right, spent, took)
             if drafts: by[name] = [a + b for a, b in zip(by.get(name, (0, 0, 0)), (1, len(drafts), right))]
-        n = len(t.answer) - 1
-        out.append(dict(seconds=clock, plain=n*(costs.rounds[1] + costs.around), tokens=n, rounds=rounds, by_drafter=by))
+        n, plain = len(t.answer) - 1, costs.rounds[1] + costs.around
+        out.append(dict(seconds=clock, plain=n*plain, tokens=n, rounds=rounds, by_drafter=by))
     return out
 
-# %% ../nbs/17c_rules.ipynb #400f9741
+# %% ../nbs/17c_rules.ipynb #fa0ed4e7
 RULES = {"mtp alone": dict(copy=None), "copy alone": dict(mtp=None), "agree": dict(firm=2.0, behind=False),
-         "sure or agree": dict(behind=False), "sure or larger": dict(behind=False, agree=False), "sure, agree, behind": {}}
+         "sure or agree": dict(behind=False), "sure or larger": dict(behind=False, agree=False),
+         "sure, agree, behind": {}}
 
 def try_rule(name: str, texts: list, costs: Costs) -> list: # as of `replay`
     "A fresh policy with a rule, through texts."
