@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['COLOURS', 'BACKENDS', 'WIDEST', 'AHEAD', 'SPARE', 'StopStrings', 'Generation', 'Token', 'pick_backend', 'load_model',
-           'check_flags', 'Session', 'Engine', 'mtp_block', 'new_policy', 'prompt_ids', 'naming', 'count_round',
-           'spoken', 'weights_of', 'chosen', 'ahead', 'borrowed', 'run', 'hashing', 'told', 'stream', 'generate']
+           'check_flags', 'Session', 'Engine', 'mtp_block', 'new_policy', 'prices_for', 'prompt_ids', 'naming',
+           'count_round', 'spoken', 'weights_of', 'chosen', 'ahead', 'borrowed', 'run', 'hashing', 'told', 'stream',
+           'generate']
 
-# %% ../nbs/23_engine.ipynb #7f7d064f
+# %% ../nbs/23_engine.ipynb #22d9dd3a
 import hashlib
 import html
 import time
@@ -26,7 +27,8 @@ from .fetch import resolve_model
 from .layers import Model
 from .modelfile import ModelFile
 from .mtp import MtpDrafter, load_block
-from .policy import Alone, Auto, measure_rounds
+from .policy import Alone, Auto, Prices, measure_guess, measure_rounds
+from .pricefile import price_key, remembered
 from .rounds import prefill, run_round
 from .sampling import choose, verdict
 from .tokenizer import Tokenizer
@@ -211,7 +213,7 @@ class Engine:
         "A session that keeps its keys and values between prompts."
         return Session(self, min(n_ctx or self.n_ctx, self.n_ctx), drafter=drafter)
 
-# %% ../nbs/23_engine.ipynb #e47904d2
+# %% ../nbs/23_engine.ipynb #24fff874
 def mtp_block(self: Engine):
     "The block that drafts, loaded when it is first needed. ValueError if there is none."
     if self.device not in BACKENDS: raise ValueError(f"--drafter mtp: not part of this version on {self.device}")
@@ -225,9 +227,19 @@ def new_policy(self: Engine, drafter: str, # auto, mtp, copy or none
     if drafter == "none" or self.mode == "plain" or drafter == "auto" and self.device != "cpu": return None
     if drafter == "copy": return Alone(CopyDrafter())
     if drafter == "mtp": return Alone(MtpDrafter(self.mtp_block(), cache.n_ctx))
-    self.prices = self.prices or measure_rounds(self.model, cache)
     has_block = self.cfg.n_mtp or self.draft_file
-    return Auto(self.prices, has_block and MtpDrafter(self.mtp_block(), cache.n_ctx), CopyDrafter())
+    mtp = MtpDrafter(self.mtp_block(), cache.n_ctx) if has_block else None
+    return Auto(self.prices or (lambda: prices_for(self, cache, mtp)), mtp, CopyDrafter())
+
+def prices_for(engine: Engine, cache, mtp) -> Prices: # of a session; its MtpDrafter, or None
+    "What rounds cost: from an earlier process, or measured now, at the end of the session's text."
+    def measure():
+        prices = measure_rounds(engine.model, cache)
+        prices.guess = measure_guess(mtp) if mtp else 0.0
+        return prices
+    files = [*engine.mf.paths, *(engine.draft_file.paths if engine.draft_file else ())]
+    engine.prices = engine.prices or remembered(price_key(files), measure)
+    return engine.prices
 
 Engine.mtp_block, Engine.new_policy = mtp_block, new_policy
 

@@ -204,6 +204,40 @@ def test_state(server, openai_client):
     assert after['alphabook_requests_total{end="finished"}'] == before['alphabook_requests_total{end="finished"}'] + 1
     assert 1 <= after["alphabook_predicted_tokens_total"] - before["alphabook_predicted_tokens_total"] <= 3
 
+# ---- Anthropic's interface
+
+@pytest.fixture(scope="module")
+def anthropic_client(server):
+    return pytest.importorskip("anthropic").Anthropic(base_url=f"http://{server}", api_key=KEY, max_retries=0)
+
+def test_messages(server, engine, anthropic_client):
+    c, ask_for = anthropic_client, dict(model="x", system=CHAT[0]["content"], messages=CHAT[1:], max_tokens=40)
+    want = engine.generate(chat_ids(engine), n=40)
+    answer = c.messages.create(**ask_for)
+    assert [b.text for b in answer.content] == [want.text] and answer.stop_reason == {"length": "max_tokens"}.get(want.finish_reason, "end_turn")
+    assert answer.usage.input_tokens + answer.usage.cache_read_input_tokens == want.prompt_n
+    assert answer.usage.output_tokens == want.predicted_n
+    with c.messages.stream(**ask_for) as stream:
+        assert "".join(stream.text_stream) == want.text
+        assert stream.get_final_message().usage.output_tokens == want.predicted_n
+    stop = want.text[10:14]
+    answer = c.messages.create(**ask_for, stop_sequences=[stop])
+    assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", stop)
+    assert answer.content[0].text == want.text[:want.text.index(stop)]
+    del ask_for["max_tokens"]
+    assert c.messages.count_tokens(**ask_for).input_tokens == want.prompt_n
+
+def test_errors_of_messages(server, anthropic_client):
+    import anthropic
+    hi = [dict(role="user", content="hi")]
+    for bad in (dict(messages=hi), dict(messages=[], max_tokens=5), dict(messages=hi, max_tokens=0),
+                dict(messages=[dict(role="system", content="x")], max_tokens=5), dict(messages=hi, max_tokens=5, tool_choice=dict(type="any")),
+                dict(messages=[dict(role="user", content="word " * 3000)], max_tokens=5)):
+        status, answer = post(server, "/v1/messages", **bad)
+        assert status == 400 and answer["type"] == "error" and answer["error"]["type"] == "invalid_request_error", bad
+    assert ask(server, "POST", "/v1/messages", dict(messages=hi), key="no")[1]["error"]["type"] == "authentication_error"
+    with pytest.raises(anthropic.BadRequestError): anthropic_client.messages.create(model="x", messages=hi, max_tokens=0)
+
 # ---- what is wrong
 
 BAD = [("/v1/chat/completions", dict(messages=[]), "messages"), ("/v1/chat/completions", {}, "messages"),
