@@ -53,7 +53,7 @@ def blocks_to_messages(role: str, blocks: list, where: str) -> list:
     text = [b for b in blocks if b["type"] == "text"]
     return out + ([dict(role="user", content=text_of(text, where))] if text else [])
 
-# %% ../nbs/24f_anthropic_api.ipynb #f982bd6e
+# %% ../nbs/24f_anthropic_api.ipynb #9ee0c318
 def messages_in(body: CountRequest) -> list: # as templates expect them
     "The conversation; ValueError names the message that is wrong."
     out = [dict(role="system", content=text_of(body.system, "system"))] if body.system else []
@@ -73,7 +73,7 @@ def tools_in(body: CountRequest) -> list | None: # in OpenAI's form, which templ
     if kind == "none" or not body.tools: return None
     for t in body.tools:
         if not isinstance(t.get("name"), str) or not isinstance(t.get("input_schema"), dict):
-            raise ApiError(400, "tools: each needs a name and an input_schema; built-in tools are not here", param="tools")
+            raise ApiError(400, "tools: each needs a name and an input_schema", param="tools")
     return [dict(type="function", function=dict(name=t["name"], description=t.get("description", ""),
                                                 parameters=t["input_schema"])) for t in body.tools]
 
