@@ -306,6 +306,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                    'alphabook.copying.HitRates.__init__': ('copying.html#hitrates.__init__', 'alphabook/copying.py'),
                                    'alphabook.copying.HitRates.after': ('copying.html#hitrates.after', 'alphabook/copying.py'),
                                    'alphabook.copying.HitRates.note': ('copying.html#hitrates.note', 'alphabook/copying.py'),
+                                   'alphabook.copying.HitRates.turn': ('copying.html#hitrates.turn', 'alphabook/copying.py'),
                                    'alphabook.copying.append': ('copying.html#append', 'alphabook/copying.py'),
                                    'alphabook.copying.behind': ('copying.html#behind', 'alphabook/copying.py'),
                                    'alphabook.copying.child_of': ('copying.html#child_of', 'alphabook/copying.py'),
