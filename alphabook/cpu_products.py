@@ -9,7 +9,7 @@ __all__ = ['float_bits', 'bits_float', 'F', 'MAGIC', 'LOG2E', 'LN2_HI', 'LN2_LO'
            'float_kernel', 'set_vectors', 'flat_bytes', 'load_matrix', 'one_group', 'columns_for', 'product', 'matmuls',
            'matmul', 'embed']
 
-# %% ../nbs/09d_cpu_products.ipynb #c0c08f52
+# %% ../nbs/09d_cpu_products.ipynb #9f2b31e5
 import functools, os
 
 import numpy as np
@@ -24,8 +24,8 @@ from .tape import empty, kernel, share, side_by_side
 from .vectors import (
     AVX2, VNNI, WORDS, Code, _address, _call, _constant, _dot_vnni, _join, _pairs_avx2, _pairs_portable, _parts,
     _spread, _vector, add, choose_path, constant, fadd, fmul, fold_16, fsub, fused, load_brains, load_floats,
-    load_halves, load_small, load_some, load_words, mul, prefetch, prefetch_near, spread_float, spread_word, store_floats,
-    store_words, to_floats, unpack, zero_floats)
+    load_halves, load_small, load_some, load_words, mul, prefetch, prefetch_near, spread_float, spread_word,
+    store_floats, store_words, to_floats, unpack, zero_floats)
 
 # %% ../nbs/09d_cpu_products.ipynb #469dac30
 @intrinsic

@@ -197,7 +197,7 @@ class Auto:
         for drafter in (self.mtp, self.copy):
             if drafter: drafter.rollback(n)
 
-# %% ../nbs/17_policy.ipynb #e8243c01
+# %% ../nbs/17_policy.ipynb #ac6f6b65
 class Contrary(CopyDrafter):
     "Says the next token of a copy and then something else: half right at best."
     name = "contrary"
@@ -213,7 +213,7 @@ def drafter_arm(subject: Subject, text: Text, name: str, arm: Arm):
     def guesses(): return MtpDrafter(load_block(model, subject.mf), n + 8, min_p=0)
     drafter = dict(copy=CopyDrafter, contrary=Contrary, mtp=guesses)
     policy, cache = Alone(drafter[name](), 15), model.new_cache(n + 8)
-    before = ids if name == "copy" else []              # so that there is something to copy in a text that says nothing twice
+    before = ids if name == "copy" else []              # something to copy for a text that says nothing twice
     def read(n): return np.asarray(before + ids[:n], np.int32)
     def tell(prompt): policy.committed(read(cache.n), getattr(cache, "hidden", None), prompt)
     yield text.start - 1, prefill(model, cache, ids[:text.start], seen=lambda *rows: tell(True))
