@@ -49,7 +49,7 @@ def size(text: str) -> int: # such as "16GiB", "500MB" or "1e9"
     power = "bkmgt".index(m[2].lower()) if m[2] else 0
     return int(number*(1024 if m[3] else 1000)**power)
 
-# %% ../nbs/28_cli.ipynb #3eabf447
+# %% ../nbs/28_cli.ipynb #fb659ad8
 def engine_flags(p: Parser,
                  several: bool = False): # more than one model can be given
     "The flags that every command with an engine shares."
@@ -63,7 +63,8 @@ def engine_flags(p: Parser,
     p.add_argument("--threads", type=int, metavar="N", help="CPU threads; default: all cores")
     p.add_argument("--vram", type=size, metavar="SIZE", help="GPU memory that may be used (no effect on a CPU)")
     p.add_argument("--ram", type=size, metavar="SIZE", help="RAM that may be used (no effect in this version)")
-    p.add_argument("--kv", default="f16", metavar="K[:V]", help="types of keys and values: f16; --mode fast: f32, q8_0, q4_0")
+    p.add_argument("--kv", default="f16", metavar="K[:V]",
+                   help="types of keys and values: f16; --mode fast: f32, q8_0, q4_0")
     p.add_argument("--json", action="store_true", help="print one JSON object on standard output")
 
 # %% ../nbs/28_cli.ipynb #95c52363
@@ -296,7 +297,7 @@ def print_arms(result: dict): # from `compare_model`
     print(f"{result['comparisons']} comparisons, {result['mismatches']} mismatches")
     if first: print(f"first: {first['arm']}, {first.get('error') or first['position']}; {first['place']}")
 
-# %% ../nbs/28_cli.ipynb #c7df6790
+# %% ../nbs/28_cli.ipynb #6bc90cd5
 def cmd_compare(args) -> int:
     "alphabook compare"
     check_flags(args.mode, args.drafter, args.kv)
@@ -309,12 +310,12 @@ def cmd_compare(args) -> int:
         if not all(prompts): raise ValueError("-p: a prompt is empty")
         n = 2*max(widths) if args.all else 48
         result = compare_model(mf, cfg, prompts, widths, n, args.all, args.threads, device, kv=parse_kv(args.kv),
-                               progress=lambda arm, number: say(f"prompt {number + 1} of {len(prompts)}: {arm}"))
+                               progress=lambda arm, i: say(f"prompt {i + 1} of {len(prompts)}: {arm}"))
     if args.json: print(json.dumps(result))
     else: print_arms(result)
     return 0 if passed(result) else 1
 
-# %% ../nbs/28_cli.ipynb #580dbf02
+# %% ../nbs/28_cli.ipynb #0b3a98a1
 def check_bench(args, widths):
     "Raise `ValueError` for what this version of bench can't do."
     check_flags(args.mode, args.drafter, args.kv)
@@ -328,7 +329,7 @@ def check_bench(args, widths):
     if args.peer not in (None, "llama.cpp"):
         raise ValueError(f"--peer {args.peer}: only llama.cpp (through llama-cpp-python) is part of this version")
     if args.peer and parse_kv(args.kv) != EXACT_KV:
-        raise ValueError(f"--peer {args.peer}: it keeps keys and values in f16, --kv {args.kv} doesn't: drop one of them")
+        raise ValueError(f"--peer {args.peer}: it keeps keys and values in f16, not in {args.kv} (--kv): drop one")
     if args.device not in ("auto", "cpu"): raise ValueError(f"--device {args.device}: bench measures the CPU backend")
     if not 1 <= args.passes <= 1000: raise ValueError(f"--passes {args.passes}: must be from 1 to 1000")
     if not 0 <= args.cold <= 1000: raise ValueError(f"--cold {args.cold}: must be from 0 to 1000")
@@ -348,11 +349,11 @@ def check_out(out: str): # -o
     if not place.is_dir() or not os.access(place, os.W_OK) or Path(out).suffix == ".json" and Path(out).is_dir():
         raise ValueError(f"-o {out}: can't be written; give a file that ends with .json, or a folder")
 
-# %% ../nbs/28_cli.ipynb #28aa7ef2
+# %% ../nbs/28_cli.ipynb #ca5a2249
 def fast_flags(args) -> str:
     "Mode and types of keys and values, where they are not exact mode's."
-    return "".join(f"{flag} {value} " for flag, value, usual in (("--mode", args.mode, "exact"), ("--kv", args.kv, "f16"))
-                   if value != usual)
+    usual = dict(mode="exact", kv="f16")
+    return "".join(f"--{name} {getattr(args, name)} " for name in usual if getattr(args, name) != usual[name])
 
 def bench_command(args, threads: int) -> str: # without paths of this machine
     "The command that repeats a run."

@@ -80,7 +80,7 @@ def pack_q4_0(x, at, out, to): # float32, uint8 → whether it can be stored
         out[to + 2 + i] = np.uint8(a | b << 4)
     return True
 
-# %% ../nbs/09da_cpu_kv.ipynb #fa990c62
+# %% ../nbs/09da_cpu_kv.ipynb #4d6eca11
 def _copy(builder, kind, n, p, out): # numbers of the array's own kind
     for i in range(0, n, 32):
         v = _vector(kind, min(32, n - i))
@@ -93,7 +93,8 @@ def _nibbles(builder, v): # <16 x i8> → 16 low ones, 16 high ones, less 8
 
 def _widen(builder, path, kind, n, p, out): # blocks → floats
     bytes_, half = _vector(_ints[8], 16), _vector(_ints[16], 1)
-    def load(at, type): return builder.load(builder.bitcast(builder.gep(p, [_ints[32](at)]), type.as_pointer()), align=1)
+    def place(start, at, type): return builder.bitcast(builder.gep(start, [_ints[32](at)]), type.as_pointer())
+    def load(at, type): return builder.load(place(p, at, type), align=1)
     for b in range(n//32):
         at = b*KV_TYPES[kind].itemsize
         d = load(at, half)
@@ -104,10 +105,9 @@ def _widen(builder, path, kind, n, p, out): # blocks → floats
         if kind == "q4_0": codes = _nibbles(builder, *codes)
         for i, q in enumerate(codes):
             q = builder.sitofp(builder.sext(q, _vector(_ints[32], 16)), FLOATS.llvm)
-            to = builder.bitcast(builder.gep(out, [_ints[32](32*b + 16*i)]), FLOATS.llvm.as_pointer())
-            builder.store(builder.fmul(d, q), to, align=4)
+            builder.store(builder.fmul(d, q), place(out, 32*b + 16*i, FLOATS.llvm), align=4)
 
-# %% ../nbs/09da_cpu_kv.ipynb #4805861d
+# %% ../nbs/09da_cpu_kv.ipynb #2c17830d
 def row_bytes(kv: str, # type
               head_dim: int, # values of a head
               ) -> int:
@@ -116,8 +116,8 @@ def row_bytes(kv: str, # type
 
 @intrinsic(prefer_literal=True)
 def bring(typingctx, path, kind, n, table, at, ahead, out, to):
-    """A row of n values from table[at] on, in bytes, to out[to]: float16 as their bits, all else as float32; and ask for
-    the row that is so many bytes ahead. Path, kind and n are literals."""
+    """A row of n values from table[at] on, in bytes, to out[to]: float16 as their bits, all else as float32; and ask
+    for the row that is so many bytes ahead. Path, kind and n are literals."""
     def codegen(context, builder, signature, args):
         name, width = kind.literal_value, n.literal_value
         p = _address(context, builder, signature, args, 3, _ints[8])

@@ -27,13 +27,14 @@ def parse_kv(text: str) -> tuple: # names of the types of keys and of values
         if part not in KV_TYPES or text.endswith(":"): raise ValueError(f"--kv {text}: types are {', '.join(KV_TYPES)}")
     return k, v or k
 
-# %% ../nbs/02d_kv.ipynb #a6d2f426
+# %% ../nbs/02d_kv.ipynb #d0f71bce
 def row_shape(kv: str, # type
               head_dim: int, # values of a head
               ) -> int: # elements of the table that hold them
     "Numbers or blocks of a head. ValueError if there are no whole blocks."
     if KV_TYPES[kv].names is None: return head_dim
-    if head_dim % 32: raise ValueError(f"--kv {kv}: has blocks of 32 values, and this model's heads are {head_dim} wide")
+    if head_dim % 32:
+        raise ValueError(f"--kv {kv}: has blocks of 32 values, and this model's heads are {head_dim} wide")
     return head_dim//32
 
 # %% ../nbs/02d_kv.ipynb #34dfe0e6

@@ -142,13 +142,15 @@ def generate_some(path: str, threads: int, n_ctx: int, n: int, mode: str = "exac
     print(*ids, flush=True)
     print(peak_bytes(), cache_size(session.cache), flush=True)
 
-# %% ../nbs/25c_protocol.ipynb #fe187193
+# %% ../nbs/25c_protocol.ipynb #ceedd787
 def start_turn(path, threads: int, n_ctx: int,
                cold: bool = False, # without compiled kernels
                n: int = DECODED, # tokens
-               mode: str = "exact", kv: str = "f16"): # dict: seconds to the first token, and to the last; ids; bytes at the peak, and of the cache
+               mode: str = "exact", kv: str = "f16",
+               ): # dict: seconds to the first token, and to the last; ids; bytes at the peak, and of the cache
     "Start a process that loads the model and generates."
-    code = f"from alphabook.protocol import generate_some as f; f({str(path)!r}, {threads}, {n_ctx}, {n}, {mode!r}, {kv!r})"
+    args = str(path), threads, n_ctx, n, mode, kv
+    code = f"from alphabook.protocol import generate_some; generate_some{args!r}"
     with tempfile.TemporaryDirectory() as empty:
         env, start = os.environ | ({"NUMBA_CACHE_DIR": empty} if cold else {}), time.perf_counter()
         with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env) as p:

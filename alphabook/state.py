@@ -47,7 +47,7 @@ def _rounded(
             raise ValueError(f'KVCache.write: layer {layer}, position {pos}: not finite as {kv}')
     return k, v
 
-# %% ../nbs/08_state.ipynb #ba048210
+# %% ../nbs/08_state.ipynb #fec35230
 class KVCache:
     "Keys and values of every layer at absolute positions: below `n` committed, from `n` on drafts that may be dropped."
 
@@ -65,7 +65,7 @@ class KVCache:
             raise ValueError(f'KVCache: n_layer, n_ctx, n_kv_head, head_dim = {shape}: '
                              'each must be ≥ 1 (n_layer ≥ 0)')
         self.kv, self.heads = kv, (n_kv_head, head_dim)
-        self.k, self.v = (np.zeros((*shape[:3], row_shape(t, head_dim)), KV_TYPES[t]) for t in kv)   # taken when touched
+        self.k, self.v = (np.zeros((*shape[:3], row_shape(t, head_dim)), KV_TYPES[t]) for t in kv)   # on first touch
         self.index = np.zeros((n_layer, n_ctx, index_dim), np.float32)
         self.n, self.n_ctx = 0, n_ctx
         self.written = np.zeros(n_layer, np.int64)            # per layer, the end of what is written

@@ -6,7 +6,8 @@ from hypothesis import given, settings, strategies as st
 
 import alphabook.cpu_streams as cpu
 import alphabook.streams as spec
-from alphabook.comparator import compare_model, passed
+from alphabook.arms import Arm, one_row
+from alphabook.backends import few_rounds, load_on, mixed_rounds
 from alphabook.config import load_config
 from alphabook.engine import Engine
 from alphabook.kv import KV_TYPES, finite_rows, pack_rows, parse_kv, row_shape, unpack_rows
@@ -133,13 +134,16 @@ def tiny(tmp_path_factory):
 
 
 @pytest.mark.parametrize('name, kv', [('tiny-gemma3', 'q8_0:q4_0'), ('tiny-qwen4exp', 'q8_0')])
-def test_every_arm_holds_with_blocks(tiny, name, kv):
+def test_rounds_of_any_kind_agree(tiny, name, kv):
+    "Chapter 12d has all arms of a hybrid; here are a window, and attention that chooses."
+    ids = list(range(40, 110))
     with ModelFile(tiny/f'{name}.gguf') as mf:
-        result = compare_model(mf, load_config(mf), [list(range(40, 90))], (1, 2, 5), 24, kv=parse_kv(kv))
-    bad = [a for a in result['arms'] if a['status'] == 'failed']
-    assert passed(result) and not bad, bad
-    ran = {a['name'] for a in result['arms'] if a['status'] == 'ok'}
-    assert {'numpy spec', 'rejections, width 5', 'prompt chunk 7', 'snapshot and restore', 'prefix reuse'} <= ran
+        model, slow = (load_on(mf, load_config(mf), device, parse_kv(kv)) for device in ('cpu', 'numpy'))
+        rows, arm = one_row(model, ids), Arm('')
+        for other in (mixed_rounds(model, ids, arm), few_rounds(slow, ids, arm, ((70, 5), (3, 2), (1, 1)))):
+            for position, got in other: assert got.tobytes() == rows[position].tobytes(), position
+        exact = load_on(mf, load_config(mf), 'cpu')
+        assert one_row(exact, ids[:20])[-1].tobytes() != rows[19].tobytes()
 
 
 def test_an_engine_keeps_blocks(tiny):
