@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['MOST', 'DEPTH', 'LATEST', 'PARENT', 'TOKEN', 'BEFORE', 'LENGTHS', 'GROUP', 'PRIOR', 'TRIALS', 'FADE', 'slot_of',
            'hang', 'child_of', 'hang_all', 'enter_context', 'enter_contexts', 'leave_contexts', 'CopyIndex', 'double',
-           'append', 'cut', 'match', 'sync', 'copied', 'HitRates', 'CopyDrafter', 'score', 'committed', 'draft']
+           'append', 'cut', 'match', 'sync', 'copied', 'HitRates', 'CopyDrafter', 'score', 'committed', 'draft',
+           'behind']
 
 # %% ../nbs/15_copying.ipynb #ddd466e7
 import numpy as np
@@ -258,3 +259,16 @@ def draft(self: CopyDrafter, ids, # int [n]: the whole text, its last token incl
     return copied(self.index.ids, source, n), self.rates.after(self.length, n).tolist()
 
 CopyDrafter.draft = draft
+
+# %% ../nbs/15_copying.ipynb #857de501
+def behind(self: CopyDrafter, guesses, # ids that may follow the text of the last `draft`
+           n: int, # most drafts behind them
+           ) -> tuple: # as `draft`
+    "What followed the text with these guesses; nothing of it is scored, and the text stays as it was."
+    self.index.append(guesses)
+    source, length = self.index.match()
+    more = copied(self.index.ids, source, n) if length >= self.least and n > 0 else []
+    self.index.cut(self.index.n - len(guesses))
+    return more, self.rates.after(length, len(more)).tolist()
+
+CopyDrafter.behind = behind

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['BACKENDS', 'WIDEST', 'AHEAD', 'SPARE', 'StopStrings', 'Generation', 'Token', 'pick_backend', 'load_model',
-           'check_flags', 'Session', 'Engine', 'mtp_block', 'new_policy', 'prompt_ids', 'naming', 'count_round',
-           'spoken', 'weights_of', 'chosen', 'ahead', 'borrowed', 'run', 'told', 'stream', 'generate']
+           'check_flags', 'Session', 'Engine', 'mtp_block', 'new_policy', 'prices_for', 'prompt_ids', 'naming',
+           'count_round', 'spoken', 'weights_of', 'chosen', 'ahead', 'borrowed', 'run', 'told', 'stream', 'generate']
 
-# %% ../nbs/23_engine.ipynb #58d5da76
+# %% ../nbs/23_engine.ipynb #22d9dd3a
 import hashlib
 import html
 import time
@@ -27,7 +27,8 @@ from .kv import EXACT_KV, parse_kv, row_shape
 from .layers import Model
 from .modelfile import ModelFile
 from .mtp import MtpDrafter, load_block
-from .policy import Alone, Auto, measure_rounds
+from .policy import Alone, Auto, Prices, measure_guess, measure_rounds
+from .pricefile import price_key, remembered
 from .rounds import prefill, run_round
 from .sampling import choose, verdict
 from .tokenizer import Tokenizer
@@ -116,7 +117,7 @@ def load_model(mf: ModelFile, cfg: ModelConfig, device: str, progress = None): #
     from alphabook.gpu_rounds import GpuModel
     return GpuModel(mf, cfg, progress)
 
-# %% ../nbs/23_engine.ipynb #20e1746e
+# %% ../nbs/23_engine.ipynb #b99f1860
 def check_flags(mode: str = "exact", # exact, plain or fast
                 drafter: str = "auto", # auto, mtp, copy, block or none
                 kv: str = "f16", # K[:V]
@@ -132,8 +133,10 @@ def check_flags(mode: str = "exact", # exact, plain or fast
     if draft_model and (mode == "plain" or drafter in ("copy", "none")):
         flag = "--mode plain" if mode == "plain" else f"--drafter {drafter}"
         raise ValueError(f"{flag} has no use for --draft-model {draft_model}: drop one of them")
-    if parse_kv(kv) != EXACT_KV and mode != "fast":
-        raise ValueError(f"--kv {kv}: --mode {mode} keeps keys and values in f16, by definition; use --mode fast")
+    for part in kv.split(":", 1):
+        if part not in ("f32", "f16", "q8_0", "q4_0"): raise ValueError(f"--kv {kv}: types are f32, f16, q8_0, q4_0")
+        if part != "f16" and mode != "fast": raise ValueError(f"--kv {kv}: mode {mode} keeps keys and values in f16")
+        if part != "f16": raise ValueError(f"--kv {kv}: only f16 is part of this version")
 
 # %% ../nbs/23_engine.ipynb #e53e981d
 class Session:
@@ -161,7 +164,7 @@ class Session:
         ids, hidden = self.cache.ids[:self.cache.n], getattr(self.cache, "hidden", None)
         if self.policy: self.policy.committed(ids, hidden, prompt)
 
-# %% ../nbs/23_engine.ipynb #edb81043
+# %% ../nbs/23_engine.ipynb #65e78281
 class Engine:
     "A loaded model: `stream` and `generate` text with it."
     def __init__(self, mf: ModelFile, device: str, mode: str, n_ctx: int = None, progress = None,
@@ -207,7 +210,7 @@ class Engine:
         "A session that keeps its keys and values between prompts."
         return Session(self, min(n_ctx or self.n_ctx, self.n_ctx), drafter=drafter)
 
-# %% ../nbs/23_engine.ipynb #e47904d2
+# %% ../nbs/23_engine.ipynb #24fff874
 def mtp_block(self: Engine):
     "The block that drafts, loaded when it is first needed. ValueError if there is none."
     if self.device not in BACKENDS: raise ValueError(f"--drafter mtp: not part of this version on {self.device}")
@@ -221,9 +224,19 @@ def new_policy(self: Engine, drafter: str, # auto, mtp, copy or none
     if drafter == "none" or self.mode == "plain" or drafter == "auto" and self.device != "cpu": return None
     if drafter == "copy": return Alone(CopyDrafter())
     if drafter == "mtp": return Alone(MtpDrafter(self.mtp_block(), cache.n_ctx))
-    self.prices = self.prices or measure_rounds(self.model, cache)
     has_block = self.cfg.n_mtp or self.draft_file
-    return Auto(self.prices, has_block and MtpDrafter(self.mtp_block(), cache.n_ctx), CopyDrafter())
+    mtp = MtpDrafter(self.mtp_block(), cache.n_ctx) if has_block else None
+    return Auto(self.prices or (lambda: prices_for(self, cache, mtp)), mtp, CopyDrafter())
+
+def prices_for(engine: Engine, cache, mtp) -> Prices: # of a session; its MtpDrafter, or None
+    "What rounds cost: from an earlier process, or measured now, at the end of the session's text."
+    def measure():
+        prices = measure_rounds(engine.model, cache)
+        prices.guess = measure_guess(mtp) if mtp else 0.0
+        return prices
+    files = [*engine.mf.paths, *(engine.draft_file.paths if engine.draft_file else ())]
+    engine.prices = engine.prices or remembered(price_key(files), measure)
+    return engine.prices
 
 Engine.mtp_block, Engine.new_policy = mtp_block, new_policy
 

@@ -148,7 +148,7 @@ def run_pass(own: Model, cache: Cache, ids, h): # as of `Pass.run`
     cache.n = cache.written[:] = n + W
     return out
 
-# %% ../nbs/14_mtp.ipynb #2fcf6459
+# %% ../nbs/14_mtp.ipynb #4227669e
 CHUNK = 64                                     # most pairs of a pass
 PASSES = 1, 2, 3, 4, 6, 8, 12, 16, 32, CHUNK   # pairs of a pass: a few numbers, for each is recorded
 
@@ -168,13 +168,18 @@ class MtpDrafter:
 
     def committed(self, ids, # int [n]: the text that the trunk has read
                   hidden, # `cache.hidden` of the round, whose first rows are those that are new
-                  prompt: bool = False): # makes no difference here
-        "Note what a round left; reads pairs only when many are lacking."
+                  prompt: bool = False, # makes no difference here
+                  read: bool = True): # read pairs, if many are lacking; else only when somebody asks for a draft
+        "Note what a round left."
         new, to = slice(self.known, len(ids)), len(ids)
         self.ids[new] = ids[new]
         self.hidden[new] = hidden[:to - self.known]
         if self.own.cfg.streams: np.nan_to_num(self.hidden[new], copy=False)               # these are not normed
         self.known = to
+        if read: self.catch_up()
+
+    def catch_up(self):
+        "Read pairs until few are lacking."
         while self.known - self.n > CHUNK: self.read(self.ids[self.n + 1:self.n + CHUNK + 1])
 
     def read(self, following): # the tokens after the pairs' positions, at most CHUNK
@@ -203,7 +208,7 @@ class MtpDrafter:
 
     def reset(self): self.rollback(0)
 
-# %% ../nbs/14_mtp.ipynb #0b1d7ea9
+# %% ../nbs/14_mtp.ipynb #54c4adf3
 def draft(self: MtpDrafter, ids, # the text, whose last token the trunk has not read
           n: int = 5, # most drafts
           worth: float = 0.0, # a chain that is less likely to hold ends, too
@@ -213,6 +218,7 @@ def draft(self: MtpDrafter, ids, # the text, whose last token the trunk has not 
     if n < 1 or not self.known: return drafts, parts
     self.n = min(self.n, self.known - 1)   # asked twice: the last token may be another
     self.cache.rollback(self.n)
+    self.catch_up()
     id, part, h = self.read([*self.ids[self.n + 1:self.known], ids[-1]])
     while part >= self.min_p:
         chain *= trust(part)
