@@ -133,10 +133,8 @@ def check_flags(mode: str = "exact", # exact, plain or fast
     if draft_model and (mode == "plain" or drafter in ("copy", "none")):
         flag = "--mode plain" if mode == "plain" else f"--drafter {drafter}"
         raise ValueError(f"{flag} has no use for --draft-model {draft_model}: drop one of them")
-    for part in kv.split(":", 1):
-        if part not in ("f32", "f16", "q8_0", "q4_0"): raise ValueError(f"--kv {kv}: types are f32, f16, q8_0, q4_0")
-        if part != "f16" and mode != "fast": raise ValueError(f"--kv {kv}: mode {mode} keeps keys and values in f16")
-        if part != "f16": raise ValueError(f"--kv {kv}: only f16 is part of this version")
+    if parse_kv(kv) != EXACT_KV and mode != "fast":
+        raise ValueError(f"--kv {kv}: --mode {mode} keeps keys and values in f16, by definition; use --mode fast")
 
 # %% ../nbs/23_engine.ipynb #e53e981d
 class Session:
