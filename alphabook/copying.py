@@ -191,7 +191,7 @@ def copied(ids, # int [n]: the text
     "What followed the source, going round at the text's end."
     return np.asarray(ids)[source + np.arange(n) % (len(ids) - source)].tolist()
 
-# %% ../nbs/15_copying.ipynb #efa8ef9b
+# %% ../nbs/15_copying.ipynb #4246bb46
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)               # where groups of match lengths begin
 GROUP = np.searchsorted(LENGTHS, np.arange(MOST + 1), "right") - 1
 PRIOR, TRIALS = 1 - .7/np.array(LENGTHS), 8    # share of hits to begin with, and its weight in trials
@@ -207,11 +207,16 @@ class HitRates:
         self.hits[g], self.trials[g] = self.hits[g] + hit, self.trials[g] + 1
         if self.trials[g] >= FADE: self.hits[g], self.trials[g] = self.hits[g]/2, self.trials[g]/2
 
+    def turn(self, most: int = 16, start: int = TRIALS//2): # trials that other texts are worth, and what one begins with
+        "Another text begins: what others said counts a little, and the beginning again."
+        kept = np.minimum(1, most/self.trials)
+        self.hits, self.trials = kept*self.hits + start*PRIOR, kept*self.trials + start
+
     def after(self, length: int, n: int): # → float [n]
         "How sure the first, second, … token of a copy is, if those before it were right."
         return (self.hits/self.trials)[GROUP[np.minimum(length + np.arange(n), MOST)]]
 
-# %% ../nbs/15_copying.ipynb #d4c5b966
+# %% ../nbs/15_copying.ipynb #bca42d4f
 class CopyDrafter:
     "Drafts that continue the latest of the longest matches of the text's end."
     name = "copy"
@@ -224,8 +229,9 @@ class CopyDrafter:
         self.index, self.rates, self.scored, self.length = CopyIndex(), HitRates(), None, 0
 
     def rollback(self, n: int):
-        "Only the first n tokens are the text; what comes next is a prompt."
+        "Only the first n tokens are the text; what comes next is a prompt, and after nothing a new text."
         self.index.cut(n)
+        if n == 0: self.rates.turn()
         self.scored = None
 
 # %% ../nbs/15_copying.ipynb #5e408276

@@ -184,7 +184,7 @@ class Pace:
 
     def __call__(self) -> float: return self.tokens/self.seconds
 
-# %% ../nbs/17_policy.ipynb #6ebd390a
+# %% ../nbs/17_policy.ipynb #6365f2ca
 SHORT, SURE, FIRM = 6, 12, 0.9                 # a match that must win clearly; one that is sure, and a rate that is
 MARGIN = 0.1                                   # tokens that drafts must be expected to bring, for what is not counted
 HOPES = 0.89, 0.86, 0.85                       # how often a good block's guesses are right (Strata)
@@ -205,7 +205,7 @@ class Auto:
         "Now the prices are known. A block that could hardly earn its passes rests first."
         self.prices, one, part = prices, prices.seconds[1], prices.guess
         self.plain = 1.2*one                   # of a round without drafts, with everything around it
-        self.around = [0.2*one, 0.2*one + 2*part]             # besides the round itself; if the block is asked
+        self.around = [0.2*one, 0.2*one + 2*part, 0.4*one]    # besides the round itself; the block asked; a copy verified
         self.pace, chain, tokens, best = Pace(self.plain), 1.0, 1.0, 0.0
         for k, hope in enumerate(HOPES, 1):
             chain *= hope
@@ -222,7 +222,7 @@ class Auto:
         if self.mtp: self.mtp.committed(ids, hidden, prompt, read=not self.mtp_rest.left)
         if self.copy and prompt: self.copy.committed(ids, hidden, prompt)
 
-# %% ../nbs/17_policy.ipynb #c7c8ff5c
+# %% ../nbs/17_policy.ipynb #54cab29d
 def draft(self: Auto, ids, n: int): # as `Alone.draft`
     "The better of two proposals, or one behind the other, cut to what pays."
     self.asked, self.guessed, self.last = [], [], ([], [], "none")
@@ -236,7 +236,8 @@ def draft(self: Auto, ids, n: int): # as `Alone.draft`
     least = self.gain(said[:0], sure[:0])[1]
     best, name = self.gain(guesses, worth), "mtp"
     if said and (firm or not self.asked or not self.agree or guesses[:1] == said[:1]):
-        copy = self.gain(said, sure)
+        copy, extra = self.gain(said, sure), max(0.0, self.around[2] - self.around[0])
+        copy = copy[0], copy[1] - extra*self.pace(), copy[2]
         clear = 0.03*self.pace()*self.prices.seconds[len(copy[0]) + 1] if length < SHORT else 0
         if copy[1] > best[1] + clear: best, name = copy, "copy"
     elif guesses and self.behind:
@@ -261,11 +262,11 @@ def gain(self: Auto, ids: list, sure: list) -> tuple: # (drafts, surplus, their 
 
 Auto.draft, Auto.guess, Auto.gain = draft, guess, gain
 
-# %% ../nbs/17_policy.ipynb #ff6d3ca8
+# %% ../nbs/17_policy.ipynb #44d3e348
 def verified(self: Auto, drafted: int, accepted: int, seconds: float, round_seconds: float): # as `Alone.verified`
     "Learn from a round; what is far beyond the usual was the machine's doing, and is cut."
     if callable(self.prices): return                          # nothing was asked yet
-    kind, rest = self.mtp_rest in self.asked, seconds - round_seconds
+    kind, rest = 1 if self.mtp_rest in self.asked else 2*(drafted > 0), seconds - round_seconds
     self.prices.note(drafted + 1, round_seconds)
     self.around[kind] += 0.1*(min(rest, 2*self.around[kind]) - self.around[kind])
     seconds = min(round_seconds, 1.5*self.prices.seconds[drafted + 1]) + min(rest, 2*self.around[kind])
