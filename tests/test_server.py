@@ -125,6 +125,7 @@ def test_stop_strings_that_span_tokens(server, engine):
 
 def test_characters_are_never_broken(server, engine):
     "Bytes of emoji and of invalid UTF-8, forced token by token (llama.cpp#11738)."
+    from alphabook.steering import penalties
     tk = engine.tokenizer
     raw = [i for i in range(tk.n_vocab) if len(tk.token_bytes(i)) == 1]
     ids = {tk.token_bytes(i)[0]: i for i in raw}
@@ -136,7 +137,9 @@ def test_characters_are_never_broken(server, engine):
         sent = events(server, "/v1/completions", prompt=[5], max_tokens=12, logit_bias=high, temperature=temperature, seed=1)
         text = "".join(json.loads(e[6:])["choices"][0]["text"] for e in sent[:-1])
         whole = post(server, "/v1/completions", prompt=[5], max_tokens=12, logit_bias=high, temperature=temperature, seed=1)[1]
-        assert text == whole["choices"][0]["text"] != ""
+        said = engine.generate([5], n=12, steer=penalties([], bias={int(i): v for i, v in high.items()}),
+                               **(dict(temp=1.5, seed=1) if temperature else {})).token_ids
+        assert text == whole["choices"][0]["text"] == tk.decode_bytes(said).decode("utf-8", "replace") != ""
 
 def test_a_conversation_that_goes_on_is_not_read_again(server, engine):
     talk = [dict(role="user", content="Tell me about lists. " + "They hold things in order. " * 30)]
