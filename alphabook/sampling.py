@@ -17,16 +17,18 @@ def choose(logits, # float32 [n_vocab]
     "The token at a position: a pure function. FloatingPointError for logits that are not finite."
     return sample(logits, position, weights=weights, **sampling) if sampling else argmax(logits)
 
-# %% ../nbs/13_sampling.ipynb #2cd63113
+# %% ../nbs/13_sampling.ipynb #3d5c0720
 def verdict(logits, # float32 [W, n_vocab]: of a round of the last token and W − 1 drafts
             drafts, # ids [W − 1]
             position: int, # absolute position of the first draft
             sampling: dict = {}, # see `choose`
             weights = token_weights, # see `choose`
+            steer = None, # function (row, ids that the round gave before it) → row: a grammar, a penalty
             ) -> list: # ids: the accepted drafts, then one token more
     "The tokens that a verify round gives. Rows behind the first wrong draft are not looked at."
     out = []
     for i, row in enumerate(logits):
+        if steer: row = steer(row, out)
         out.append(choose(row, position + i, sampling, weights))
         if i == len(drafts) or out[-1] != drafts[i]: break
     return out

@@ -1,0 +1,371 @@
+"""The server, as its clients see it: one process with the bundled model, the official clients, and raw HTTP for what they can't send."""
+import http.client, json, os, signal, socket, subprocess, sys, threading, time
+
+import pytest
+
+from conftest import ROOT
+
+pytest.importorskip("fastapi"); pytest.importorskip("uvicorn")
+MODEL, KEY = ROOT / "data/models/alphabook-mini.gguf", "a-secret"
+
+def start(*flags):
+    "A server process, and its address once it is ready."
+    p = subprocess.Popen([sys.executable, "-m", "alphabook", "serve", "-m", str(MODEL), "--port", "0", *map(str, flags)],
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    seen = []
+    for line in p.stderr:
+        seen.append(line)
+        if line.startswith("READY "): break
+    else: pytest.fail("the server did not start: " + "".join(seen))
+    drain = threading.Thread(target=lambda: [seen.append(x) for x in p.stderr], daemon=True); drain.start()
+    p.seen, p.drain = seen, drain
+    return p, line.split()[1].removeprefix("http://")
+
+@pytest.fixture(scope="module")
+def server():
+    p, address = start("--api-key", KEY, "--queue", 6, "--parallel", 2, "--ctx", 2048)
+    yield address
+    p.send_signal(signal.SIGTERM)
+    assert p.wait(30) == 0, "".join(p.seen)
+    p.drain.join()
+    assert not any("Traceback" in line for line in p.seen), "".join(p.seen)
+
+@pytest.fixture(scope="module")
+def engine():
+    from alphabook import Engine
+    return Engine.load(MODEL)
+
+def ask(address, method, path, body=None, headers=(), key=KEY, raw=None):
+    "(status, answer) of one request."
+    c = http.client.HTTPConnection(address, timeout=300)
+    h = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {}), **dict(headers)}
+    c.request(method, path, json.dumps(body).encode() if raw is None and body is not None else raw, h)
+    r = c.getresponse(); data = r.read(); c.close()
+    return r.status, json.loads(data) if r.headers.get_content_type() == "application/json" else data.decode()
+
+def post(address, path, **body): return ask(address, "POST", path, body)
+
+def events(address, path, **body):
+    "The events of a stream, as they were sent; each must be valid UTF-8."
+    c = http.client.HTTPConnection(address, timeout=300)
+    c.request("POST", path, json.dumps(body | dict(stream=True)), {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"})
+    r = c.getresponse()
+    assert r.status == 200 and r.headers.get_content_type() == "text/event-stream"
+    return [e.decode("utf-8") for e in r.read().split(b"\n\n") if e]
+
+def counters(address):
+    "Numbers of /metrics."
+    text = ask(address, "GET", "/metrics")[1]
+    return {k: float(v) for k, v in (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))}
+
+def until(condition, seconds=30.0):
+    "Wait for a condition; how long it took."
+    begun = time.perf_counter()
+    while not condition():
+        assert time.perf_counter() - begun < seconds, "it did not happen"
+        time.sleep(0.02)
+    return time.perf_counter() - begun
+
+CHAT = [dict(role="system", content="Be brief."), dict(role="user", content="What is a list in Python?")]
+PROMPT = 'def fibonacci(n):\n    """Return the n-th Fibonacci number."""\n'
+
+def chat_ids(engine, messages=CHAT): return engine.tokenizer.encode(engine.chat_template().render(messages), add_special=False)
+
+@pytest.fixture(scope="module")
+def openai_client(server):
+    return pytest.importorskip("openai").OpenAI(base_url=f"http://{server}/v1", api_key=KEY, max_retries=0)
+
+# ---- texts
+
+def test_texts_are_the_engines(server, engine, openai_client):
+    c, want = openai_client, engine.generate(chat_ids(engine), n=40)
+    answer = c.chat.completions.create(model="any", messages=CHAT, max_tokens=40, temperature=0)
+    assert answer.choices[0].message.content == want.text and answer.choices[0].finish_reason == want.finish_reason
+    assert answer.usage.prompt_tokens == want.prompt_n and answer.usage.completion_tokens == want.predicted_n
+    t = answer.timings
+    assert t["cache_n"] + t["prompt_n"] == want.prompt_n and t["predicted_n"] == want.predicted_n
+    assert {"prompt_ms", "prompt_per_second", "predicted_ms", "predicted_per_second", "rounds", "drafted", "accepted", "by_drafter"} <= set(t)
+    want = engine.generate(PROMPT, n=60)
+    answer = c.completions.create(model="any", prompt=PROMPT, max_tokens=60, temperature=0)
+    assert answer.choices[0].text == want.text
+    by_ids = c.completions.create(model="any", prompt=engine.tokenizer.encode(PROMPT), max_tokens=60, temperature=0)
+    assert by_ids.choices[0].text == want.text
+
+def test_streams_join_to_the_text(server, engine, openai_client):
+    want = engine.generate(chat_ids(engine), n=40)
+    chunks = list(openai_client.chat.completions.create(model="x", messages=CHAT, max_tokens=40, stream=True,
+                                                        stream_options=dict(include_usage=True)))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == want.text
+    assert [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason] == [want.finish_reason]
+    assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == want.predicted_n
+    text = "".join(c.choices[0].text for c in openai_client.completions.create(
+        model="x", prompt=PROMPT, max_tokens=60, stream=True) if c.choices)
+    assert text == engine.generate(PROMPT, n=60).text
+
+def test_sampling_is_the_engines_and_choices_have_seeds_in_order(server, engine):
+    how = dict(temp=0.9, top_p=0.9, top_k=50, min_p=0.01)
+    status, answer = post(server, "/v1/completions", prompt=PROMPT, max_tokens=20, temperature=0.9, top_p=0.9, top_k=50,
+                          min_p=0.01, seed=7, n=2)
+    assert status == 200
+    assert [c["text"] for c in answer["choices"]] == [engine.generate(PROMPT, n=20, seed=s, **how).text for s in (7, 8)]
+    assert answer["timings"]["seed"] == 7
+
+def test_stop_strings_that_span_tokens(server, engine):
+    text = engine.generate(PROMPT, n=60).text
+    stop = text[30:37]
+    for stream in (False, True):
+        if stream:
+            sent = [json.loads(e[6:]) for e in events(server, "/v1/completions", prompt=PROMPT, max_tokens=60, stop=[stop, "never"])[:-1]]
+            got, reason = "".join(e["choices"][0]["text"] for e in sent), sent[-1]["choices"][0]["finish_reason"]
+        else:
+            choice = post(server, "/v1/completions", prompt=PROMPT, max_tokens=60, stop=stop)[1]["choices"][0]
+            got, reason = choice["text"], choice["finish_reason"]
+        assert got == text[:text.index(stop)] and reason == "stop"
+
+def test_characters_are_never_broken(server, engine):
+    "Bytes of emoji and of invalid UTF-8, forced token by token (llama.cpp#11738)."
+    tk = engine.tokenizer
+    raw = [i for i in range(tk.n_vocab) if len(tk.token_bytes(i)) == 1]
+    ids = {tk.token_bytes(i)[0]: i for i in raw}
+    prompt = [ids[b] for b in "😊é".encode() + b"\xc0\x80\xed\xa0\x80ok"]
+    status, answer = post(server, "/detokenize", tokens=prompt)
+    assert status == 200 and answer["content"].startswith("😊é") and answer["content"].endswith("ok")
+    high = {str(ids[b]): 100 for b in (0xF0, 0x9F, 0x98, 0x8A) if b in ids}        # nothing but parts of characters
+    for temperature in (0, 1.5):
+        sent = events(server, "/v1/completions", prompt=[5], max_tokens=12, logit_bias=high, temperature=temperature, seed=1)
+        text = "".join(json.loads(e[6:])["choices"][0]["text"] for e in sent[:-1])
+        whole = post(server, "/v1/completions", prompt=[5], max_tokens=12, logit_bias=high, temperature=temperature, seed=1)[1]
+        assert text == whole["choices"][0]["text"] != ""
+
+def test_a_conversation_that_goes_on_is_not_read_again(server, engine):
+    talk = [dict(role="user", content="Tell me about lists. " + "They hold things in order. " * 30)]
+    first = post(server, "/v1/chat/completions", messages=talk, max_tokens=10)[1]
+    talk += [dict(role="assistant", content=first["choices"][0]["message"]["content"]), dict(role="user", content="And sets?")]
+    then = post(server, "/v1/chat/completions", messages=talk, max_tokens=10)[1]
+    assert then["timings"]["cache_n"] > 0.8 * first["usage"]["prompt_tokens"]
+    assert then["usage"]["prompt_tokens_details"]["cached_tokens"] == then["timings"]["cache_n"]
+    assert then["choices"][0]["message"]["content"] == engine.generate(chat_ids(engine, talk), n=10).text
+
+def test_logprobs_with_drafts_are_those_without(server, engine):
+    from alphabook.steering import log_probs
+    rows = []
+    want = engine.generate(chat_ids(engine), n=16, drafter="none", watch=lambda row, id: rows.append(log_probs(row, id, 3)))
+    choice = post(server, "/v1/chat/completions", messages=CHAT, max_tokens=16, logprobs=True, top_logprobs=3)[1]["choices"][0]
+    got = choice["logprobs"]["content"]
+    assert [e["logprob"] for e in got] == [r[0] for r in rows][:len(got)] and len(got) >= want.predicted_n - 1
+    assert all([t["logprob"] for t in e["top_logprobs"]] == [v for _, v in r[1]] for e, r in zip(got, rows))
+    sent = [json.loads(e[6:])["choices"][0] for e in
+            events(server, "/v1/chat/completions", messages=CHAT, max_tokens=16, logprobs=True)[:-1]]
+    assert [e["logprob"] for c in sent for e in ((c["logprobs"] or {}).get("content") or [])] == [e["logprob"] for e in got]
+
+def test_neighbours_change_no_text(server, engine):
+    prompts = [PROMPT, "import os\n", "The list is", "class Stack:\n", "# A queue\n", "for i in"]
+    out = {}
+    def one(p): out[p] = post(server, "/v1/completions", prompt=p, max_tokens=24)
+    threads = [threading.Thread(target=one, args=(p,)) for p in prompts]
+    for t in threads: t.start()
+    for t in threads: t.join()
+    for p in prompts: assert out[p][0] == 200 and out[p][1]["choices"][0]["text"] == engine.generate(p, n=24).text, p
+
+# ---- form
+
+def test_json_schema_is_held_to_or_refused(server, openai_client):
+    pytest.importorskip("llguidance")
+    schema = dict(type="object", required=["title", "year"], additionalProperties=False,
+                  properties=dict(title=dict(type="string", maxLength=12), year=dict(type="integer", minimum=1900, maximum=2100)))
+    form = dict(type="json_schema", json_schema=dict(name="book", schema=schema))
+    for how in (dict(temperature=0), dict(temperature=1.0, seed=3)):
+        answer = openai_client.chat.completions.create(model="x", messages=CHAT, max_tokens=80, response_format=form, **how)
+        book = json.loads(answer.choices[0].message.content)
+        assert set(book) == {"title", "year"} and 1900 <= book["year"] <= 2100 and len(book["title"]) <= 12
+    for bad in (dict(type="nonsense"), {"not": {}}):
+        form = dict(type="json_schema", json_schema=dict(name="x", schema=bad))
+        status, answer = post(server, "/v1/chat/completions", messages=CHAT, response_format=form)
+        assert status == 400 and answer["error"]["code"] == "invalid_schema"
+
+def test_tokens_and_templates(server, engine):
+    ids = engine.tokenizer.encode("héllo <|im_end|>", add_special=False)
+    assert post(server, "/tokenize", content="héllo <|im_end|>")[1] == dict(tokens=ids)
+    pieces = post(server, "/tokenize", content="hi 😊", with_pieces=True)[1]["tokens"]
+    assert [p["id"] for p in pieces] == engine.tokenizer.encode("hi 😊", add_special=False)
+    assert post(server, "/detokenize", tokens=ids)[1] == dict(content="héllo <|im_end|>")
+    assert post(server, "/apply-template", messages=CHAT)[1] == dict(prompt=engine.chat_template().render(CHAT))
+
+def test_state(server, openai_client):
+    assert ask(server, "GET", "/health", key=None) == (200, dict(status="ok"))
+    card = openai_client.models.list().data[0]
+    assert card.id == "alphabook-mini" and openai_client.models.retrieve(card.id).id == card.id
+    props = ask(server, "GET", "/props")[1]
+    assert props["default_generation_settings"]["n_ctx"] == 2048 and str(ROOT) not in json.dumps(props)
+    before = counters(server)
+    post(server, "/v1/completions", prompt="x", max_tokens=3)
+    after = counters(server)
+    assert after['alphabook_requests_total{end="finished"}'] == before['alphabook_requests_total{end="finished"}'] + 1
+    assert 1 <= after["alphabook_predicted_tokens_total"] - before["alphabook_predicted_tokens_total"] <= 3
+
+# ---- Anthropic's interface
+
+@pytest.fixture(scope="module")
+def anthropic_client(server):
+    return pytest.importorskip("anthropic").Anthropic(base_url=f"http://{server}", api_key=KEY, max_retries=0)
+
+def test_messages(server, engine, anthropic_client):
+    c, ask_for = anthropic_client, dict(model="x", system=CHAT[0]["content"], messages=CHAT[1:], max_tokens=40)
+    want = engine.generate(chat_ids(engine), n=40)
+    answer = c.messages.create(**ask_for)
+    assert [b.text for b in answer.content] == [want.text] and answer.stop_reason == {"length": "max_tokens"}.get(want.finish_reason, "end_turn")
+    assert answer.usage.input_tokens + answer.usage.cache_read_input_tokens == want.prompt_n
+    assert answer.usage.output_tokens == want.predicted_n
+    with c.messages.stream(**ask_for) as stream:
+        assert "".join(stream.text_stream) == want.text
+        assert stream.get_final_message().usage.output_tokens == want.predicted_n
+    stop = want.text[10:14]
+    answer = c.messages.create(**ask_for, stop_sequences=[stop])
+    assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", stop)
+    assert answer.content[0].text == want.text[:want.text.index(stop)]
+    del ask_for["max_tokens"]
+    assert c.messages.count_tokens(**ask_for).input_tokens == want.prompt_n
+
+def test_errors_of_messages(server, anthropic_client):
+    import anthropic
+    hi = [dict(role="user", content="hi")]
+    for bad in (dict(messages=hi), dict(messages=[], max_tokens=5), dict(messages=hi, max_tokens=0),
+                dict(messages=[dict(role="system", content="x")], max_tokens=5), dict(messages=hi, max_tokens=5, tool_choice=dict(type="any")),
+                dict(messages=[dict(role="user", content="word " * 3000)], max_tokens=5)):
+        status, answer = post(server, "/v1/messages", **bad)
+        assert status == 400 and answer["type"] == "error" and answer["error"]["type"] == "invalid_request_error", bad
+    assert ask(server, "POST", "/v1/messages", dict(messages=hi), key="no")[1]["error"]["type"] == "authentication_error"
+    with pytest.raises(anthropic.BadRequestError): anthropic_client.messages.create(model="x", messages=hi, max_tokens=0)
+
+# ---- what is wrong
+
+BAD = [("/v1/chat/completions", dict(messages=[]), "messages"), ("/v1/chat/completions", {}, "messages"),
+       ("/v1/chat/completions", dict(messages="hi"), "messages"), ("/v1/chat/completions", dict(messages=[3]), "messages"),
+       ("/v1/chat/completions", dict(messages=[dict(role="king", content="x")]), "messages"),
+       ("/v1/chat/completions", dict(messages=[dict(role="user", content=[dict(type="image_url")])]), "messages"),
+       ("/v1/chat/completions", dict(messages=CHAT, tools=[{}], tool_choice="required"), "tool_choice"),
+       ("/v1/chat/completions", dict(messages=CHAT, response_format=dict(type="yaml")), "response_format"),
+       ("/v1/chat/completions", dict(messages=CHAT, n=9), "n"), ("/v1/chat/completions", dict(messages=CHAT, top_logprobs=3), "top_logprobs"),
+       ("/v1/completions", dict(prompt="x", temperature="hot"), "temperature"), ("/v1/completions", dict(prompt="x", temperature=-1), "temperature"),
+       ("/v1/completions", dict(prompt="x", max_tokens=0), "max_tokens"), ("/v1/completions", dict(prompt="x", max_tokens=1.5), "max_tokens"),
+       ("/v1/completions", dict(prompt="x", stop=["a"] * 17), "stop"), ("/v1/completions", dict(prompt=[10**6]), "prompt"),
+       ("/v1/completions", dict(prompt=[-1]), "prompt"), ("/v1/completions", dict(prompt=""), "prompt"),
+       ("/v1/completions", dict(prompt=["a", "b"]), "prompt"), ("/v1/completions", dict(prompt="x", logit_bias={"x": 1}), "logit_bias"),
+       ("/v1/completions", dict(prompt="x", suffix="y"), "suffix"), ("/v1/completions", dict(prompt="x", mirostat=2), "mirostat"),
+       ("/v1/completions", dict(prompt="x", seed=2**64), "seed"), ("/tokenize", dict(content=5), "content"), ("/detokenize", dict(tokens=[10**9]), "tokens")]
+
+@pytest.mark.parametrize("path, body, param", BAD)
+def test_bad_bodies(server, path, body, param):
+    status, answer = post(server, path, **body)
+    assert status == 400 and {"message", "type", "param", "code"} <= set(answer["error"])
+    assert (answer["error"]["param"] or "").split(".")[0] == param and "\n" not in answer["error"]["message"]
+
+def test_bodies_that_are_no_json(server):
+    deep = b"[" * 100_000
+    for raw in (b"", b"{", b"nonsense", b"[]", b"null", b'"x"', deep, b'{"prompt": "\xff"}'):
+        status, answer = ask(server, "POST", "/v1/completions", raw=raw)
+        assert status == 400 and set(answer["error"]) >= {"message", "type", "param", "code"}, raw[:20]
+    status, answer = ask(server, "POST", "/v1/completions", raw=b'{"prompt": "x"}', headers=[("Content-Type", "text/plain")])
+    assert status == 400 and "application/json" in answer["error"]["message"]
+    status, answer = ask(server, "POST", "/v1/completions", raw=b'{"prompt": "\\ud800", "max_tokens": 2}')
+    assert status == 200
+
+def test_a_prompt_that_is_too_long(server, openai_client):
+    status, answer = post(server, "/v1/completions", prompt=[5] * 2048)
+    e = answer["error"]
+    assert status == 400 and e["type"] == "exceed_context_size_error" and (e["n_prompt_tokens"], e["n_ctx"]) == (2048, 2048)
+    assert "context_length_exceeded" in e["message"] and e["code"] == "context_length_exceeded"
+    import openai
+    with pytest.raises(openai.BadRequestError): openai_client.completions.create(model="x", prompt=[5] * 5000)
+    answer = post(server, "/v1/completions", prompt=[5] * 2042, max_tokens=100)[1]     # up to the end, and not beyond
+    assert answer["usage"]["total_tokens"] <= 2048
+
+def test_sizes_and_paths(server):
+    assert ask(server, "POST", "/v1/completions", raw=b" " * (5 << 20))[0] == 413
+    for method, path, want in (("GET", "/v1/nothing", 404), ("GET", "/v1/completions", 405), ("GET", "/v1/models/other", 404),
+                               ("GET", "/../etc/passwd", 404), ("OPTIONS", "/v1/completions", 405)):
+        status, answer = ask(server, method, path)
+        assert status == want and "message" in answer["error"], path
+
+def test_the_key(server):
+    for path in ("/v1/models", "/props", "/metrics", "/openapi.json", "/", "/nothing", "/v1/chat/completions", "/health/../props"):
+        for key in (None, "wrong", KEY[:-1], KEY + "x"):
+            status, answer = ask(server, "GET", path, key=key)
+            assert status == 401 and "message" in answer["error"], path
+    assert ask(server, "GET", "/props", key=None, headers=[("x-api-key", KEY)])[0] == 200
+
+# ---- comings and goings
+
+def leave(address, after, **body):
+    "Send a request, and hang up when `after` says so, or after the first bytes of the answer."
+    host, port = address.rsplit(":", 1)
+    s = socket.create_connection((host, int(port)))
+    data = json.dumps(body).encode()
+    s.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json\r\n"
+              f"Content-Length: {len(data)}\r\n\r\n".encode() + data)
+    if after: until(after)
+    else: s.recv(100)
+    s.close()
+
+def test_who_leaves_frees_the_place(server, engine):
+    busy = lambda: counters(server)["alphabook_requests_processing"]
+    left = lambda: counters(server)['alphabook_requests_total{end="left"}']
+    long = dict(prompt=PROMPT, max_tokens=2000, logit_bias={"0": -100, "2": -100})       # would go on for long
+    for stream, prompt in ((True, PROMPT), (False, PROMPT), (True, list(range(100, 2000)))):      # in the answer, in the prompt
+        before = left()
+        leave(server, busy, **long | dict(prompt=prompt, stream=stream))
+        assert until(lambda: busy() == 0) < 1 and left() == before + 1
+    before = left()
+    leave(server, None, **long | dict(stream=True))
+    assert until(lambda: busy() == 0) < 1 and left() == before + 1
+    status, answer = post(server, "/v1/completions", prompt=PROMPT, max_tokens=20)       # nothing was left behind
+    assert answer["choices"][0]["text"] == engine.generate(PROMPT, n=20).text
+
+def test_the_queue_has_an_end_and_who_leaves_it_disturbs_nobody(server, engine):
+    now = lambda: counters(server)
+    long = dict(prompt=PROMPT, max_tokens=2000, logit_bias={"0": -100, "2": -100}, stream=True)
+    hold = [threading.Thread(target=leave, args=(server, lambda: release.is_set()), kwargs=long) for _ in range(8)]
+    release = threading.Event()
+    for t in hold[:2]: t.start()
+    until(lambda: now()["alphabook_requests_processing"] == 2)
+    for t in hold[2:]: t.start()
+    until(lambda: now()["alphabook_requests_deferred"] == 6)                              # it is full
+    status, answer = post(server, "/v1/completions", prompt="x")
+    assert status == 429 and answer["error"]["code"] == "queue_full"
+    release.set()
+    for t in hold: t.join()
+    until(lambda: now()["alphabook_requests_processing"] + now()["alphabook_requests_deferred"] == 0)
+    release = threading.Event()
+    want, out = engine.generate(PROMPT, n=200).text, []
+    active = threading.Thread(target=lambda: out.append(post(server, "/v1/completions", prompt=PROMPT, max_tokens=200)))
+    active.start()
+    for _ in range(4): leave(server, lambda: True, **long)                                # ik_llama#1929
+    active.join()
+    assert out[0][1]["choices"][0]["text"] == want
+
+def test_a_server_without_a_key_answers_to_localhost_only_and_ends_gently():
+    p, address = start("--ctx", 256)
+    try:
+        assert ask(address, "GET", "/v1/models", key=None)[0] == 200
+        status, answer = ask(address, "GET", "/v1/models", key=None, headers=[("Host", "evil.example")])
+        assert status == 403 and answer["error"]["code"] == "bad_host"
+        assert "access-control-allow-origin" not in json.dumps(answer)
+        out = []
+        body = dict(prompt=PROMPT, max_tokens=150, logit_bias={"0": -100, "2": -100})
+        running = threading.Thread(target=lambda: out.append(ask(address, "POST", "/v1/completions", body, key=None)))
+        running.start()
+        until(lambda: "alphabook_requests_processing 1" in ask(address, "GET", "/metrics", key=None)[1])
+        p.send_signal(signal.SIGINT)
+        running.join()
+        assert out[0][0] == 200 and out[0][1]["usage"]["completion_tokens"] == 150       # it was allowed to finish
+        assert p.wait(20) == 0
+    finally: p.kill()
+
+def test_a_port_that_is_taken_and_a_package_that_is_missing(server):
+    run = lambda *argv, code="": subprocess.run([sys.executable, "-c", code + "import sys, alphabook.cli as c; sys.exit(c.main(sys.argv[1:]))",
+                                                 *argv], capture_output=True, text=True, timeout=300)
+    p = run("serve", "--port", server.rsplit(":", 1)[1])
+    assert p.returncode == 2 and "--port" in p.stderr and p.stderr.count("\n") == 1
+    p = run("serve", "--port", "0", code="import sys; sys.modules['uvicorn'] = None\n")
+    assert p.returncode == 2 and 'pip install "alphabook[server]"' in p.stderr and p.stderr.count("\n") == 1
