@@ -8,12 +8,13 @@ __all__ = ['CONTRACT_VERSION', 'TILE', 'leaves_256', 'leaves_32', 'quantized_pro
            'joined', 'store_rows', 'apply_rope', 'attention_tile', 'attend_one', 'attention', 'philox_4x32',
            'random_bits', 'argmax', 'top_k_ids', 'token_weights', 'sample']
 
-# %% ../nbs/03b_arithmetic.ipynb #40292faa
+# %% ../nbs/03b_arithmetic.ipynb #47ee916e
 import numpy as np
 
 import alphabook.codebooks                     # registers the IQ, TQ and MXFP4 formats
 from .blocks import FLOAT_TYPES, Acts, IntView, decode, int_view, quantize_acts
 from .elementary import exp, f32, fma, fold, gelu, i32, i64, lane_dot, lane_sum, rope_angles, sigmoid, silu
+from .kv import finite_rows, kv_name, pack_rows, unpack_rows
 
 # %% ../nbs/03b_arithmetic.ipynb #a48674b1
 CONTRACT_VERSION = "1"
@@ -189,16 +190,16 @@ def joined(a, b, # float32 [A, C], [B, C]
     "The rows of a, then those of b."
     return np.concatenate([a, b])
 
-# %% ../nbs/03b_arithmetic.ipynb #85bc36ed
-def store_rows(k_table, v_table, # float16 [n_ctx, KV, D], changed
+# %% ../nbs/03b_arithmetic.ipynb #fd018dd3
+def store_rows(k_table, v_table, # float16 [n_ctx, KV, D], or of another type of chapter 02d; changed
                positions, # int [W]
                k, v, # float32 [W, KV, D]
-               flag, # int64 [1], set to 1 if a value is not finite as float16
+               flag, # int64 [1], set to 1 if a value is not finite as it is stored
                ):
-    "Keys and values, rounded to float16, into the rows of their positions."
+    "Keys and values, rounded to the tables' types, into the rows of their positions."
     for table, rows in ((k_table, k), (v_table, v)):
-        with np.errstate(over="ignore"): table[positions] = rows
-        if not np.isfinite(table[positions]).all(): flag[0] = 1
+        table[positions] = pack_rows(rows, kv_name(table.dtype))
+        if not finite_rows(table[positions]): flag[0] = 1
 
 # %% ../nbs/03b_arithmetic.ipynb #059dadee
 def apply_rope(x, # float32 [W, heads, head_dim]
@@ -230,9 +231,9 @@ def attention_tile(q, # float32 [H, D]: the query heads that share one KV head
     for j in np.flatnonzero(visible): o = fma(p[:, j, None], v[j], o)                  # (H, D)
     return m, l, o
 
-# %% ../nbs/03b_arithmetic.ipynb #4d883633
+# %% ../nbs/03b_arithmetic.ipynb #7ee4f7a2
 def attend_one(q, # float32 [H, D]: query heads of one KV head, one row
-               k, v, # float16 [≥ n, D]
+               k, v, # [≥ n, D], of any type of chapter 02d
                visible, # bool [n]: which positions from 0 on the row sees
                scale, # float32
                sinks = None, # float32 [H]: scores that only take weight away
@@ -243,7 +244,7 @@ def attend_one(q, # float32 [H, D]: query heads of one KV head, one row
         seen = visible[start:start + TILE]
         if not seen.any(): continue
         at = slice(start, start + len(seen))
-        mt, lt, ot = attention_tile(q, k[at].astype(f32), v[at].astype(f32), seen, scale)
+        mt, lt, ot = attention_tile(q, unpack_rows(k[at]), unpack_rows(v[at]), seen, scale)
         top = np.maximum(m, mt)
         alpha, beta = exp(m - top), exp(mt - top)
         l, o, m = l*alpha + lt*beta, o*alpha[:, None] + ot*beta[:, None], top
@@ -252,9 +253,9 @@ def attend_one(q, # float32 [H, D]: query heads of one KV head, one row
         o, l = o*exp(m - top)[:, None], l*exp(m - top) + exp(sinks - top)
     return (o + f32(0))/l[:, None]
 
-# %% ../nbs/03b_arithmetic.ipynb #9814cfd2
+# %% ../nbs/03b_arithmetic.ipynb #192f5f24
 def attention(q, # float32 [W, n_head, D]
-              k, v, # float16 [n_ctx, n_kv_head, D], rows written up to the largest position
+              k, v, # float16 [n_ctx, n_kv_head, D], or of another type; rows written up to the largest position
               positions, # int [W]
               window: int, # sliding window, 0: none
               scale: float, # factor of the scores

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['SMALL', 'SLOW', 'INTERPRETED', 'FEW', 'NEAR', 'mixed_rounds', 'thread_arm', 'path_arm', 'gpu_lacks', 'load_on', 'on',
-           'few_rounds', 'spec_arm', 'cpu_arm', 'gpu_arm', 'interpret', 'interpreter_arm', 'row_hash', 'record_of',
-           'recorded_arm', 'fp32_arm']
+           'exact_keys', 'few_rounds', 'spec_arm', 'cpu_arm', 'gpu_arm', 'interpret', 'interpreter_arm', 'row_hash',
+           'record_of', 'recorded_arm', 'fp32_arm']
 
-# %% ../nbs/12c_backends.ipynb #dcf7f232
+# %% ../nbs/12c_backends.ipynb #a2581a99
 import ctypes
 import hashlib
 import io
@@ -25,6 +25,7 @@ import alphabook.cpu_streams as cpu_backend
 import alphabook.streams as numpy_backend
 from .arms import Arm, Skip, Subject, Text, register
 from .blocks import FLOAT_TYPES
+from .kv import EXACT_KV, row_shape
 from .layers import Model
 from .rounds import run_round
 from .tape import _cores
@@ -64,7 +65,7 @@ def path_arm(subject: Subject, text: Text, path: str, arm: Arm):
     try: yield from mixed_rounds(subject.model, text.ids, arm)
     finally: ops.set_vectors(os.environ.get("ALPHABOOK_VECTORS"))
 
-# %% ../nbs/12c_backends.ipynb #6818ea66
+# %% ../nbs/12c_backends.ipynb #d622455b
 def gpu_lacks() -> str: # "" if nothing
     "What a GPU backend would need and this machine hasn't got; torch is imported only if all else is there."
     for name in ("torch", "triton"):
@@ -75,9 +76,15 @@ def gpu_lacks() -> str: # "" if nothing
     if not torch.cuda.is_available(): return "this torch sees no GPU"
     return "the GPU is older than Ampere" if torch.cuda.get_device_capability() < (8, 0) else ""
 
-def load_on(mf, cfg, device: str): # open file, its configuration, "cpu", "numpy" or "cuda" → model
+def load_on(mf, cfg, device: str, # open file, its configuration, "cpu", "numpy" or "cuda"
+            kv: tuple = EXACT_KV): # types of keys and values → model
     "A model on a backend. Without a GPU, `cuda` is Triton's interpreter, if TRITON_INTERPRET=1 was set early enough."
-    if device != "cuda": return Model(mf, cfg, dict(cpu=cpu_backend, numpy=numpy_backend)[device])
+    for kind in kv: row_shape(kind, cfg.head_dim)
+    if device != "cuda":
+        model = Model(mf, cfg, dict(cpu=cpu_backend, numpy=numpy_backend)[device])
+        model.kv = kv
+        return model
+    if kv != EXACT_KV: raise ValueError(f"--kv {':'.join(kv)}: not part of this version on {device}; use --device cpu")
     from alphabook.gpu_rounds import WIDTHS, GpuModel
     model = GpuModel(mf, cfg)
     model.most_rows = WIDTHS[-1]
@@ -85,8 +92,14 @@ def load_on(mf, cfg, device: str): # open file, its configuration, "cpu", "numpy
 
 def on(subject: Subject, device: str): # see load_on → model
     "The subject's model on another backend; loaded once."
-    if device not in subject.others: subject.others[device] = load_on(subject.mf, subject.model.cfg, device)
+    kv = getattr(subject.model, "kv", EXACT_KV)
+    if device not in subject.others: subject.others[device] = load_on(subject.mf, subject.model.cfg, device, kv)
     return subject.others[device]
+
+def exact_keys(subject: Subject):
+    "Raise `Skip` if keys and values are not exact mode's."
+    kv = getattr(subject.model, "kv", EXACT_KV)
+    if kv != EXACT_KV: raise Skip(f"it keeps keys and values in f16, not in {':'.join(kv)}")
 
 # %% ../nbs/12c_backends.ipynb #e82da884
 def few_rounds(model, ids, # the text
@@ -114,14 +127,15 @@ def cpu_arm(subject: Subject, text: Text, _, arm: Arm):
     "Chapters 09a to 09h, if they are not what is compared."
     yield from mixed_rounds(on(subject, "cpu"), text.ids, arm)
 
-# %% ../nbs/12c_backends.ipynb #24ef7280
+# %% ../nbs/12c_backends.ipynb #48a1e669
 @register("GPU", lambda subject: () if not hasattr(subject.model, "ops") else (None,))
 def gpu_arm(subject: Subject, text: Text, _, arm: Arm):
     "Chapters 10a to 11f on a GPU."
+    exact_keys(subject)
     if lacks := gpu_lacks(): raise Skip(lacks)
     yield from mixed_rounds(on(subject, "cuda"), text.ids, arm)
 
-# %% ../nbs/12c_backends.ipynb #f94d3c76
+# %% ../nbs/12c_backends.ipynb #12833bbd
 INTERPRETED = 600_000                           # bytes of a file whose few rows take the interpreter half a minute
 FEW = (3, 2), (1, 1)
 
@@ -137,6 +151,7 @@ def interpret():
 @register("Triton interpreter", lambda subject: () if not hasattr(subject.model, "ops") else (None,))
 def interpreter_arm(subject: Subject, text: Text, _, arm: Arm):
     "The GPU's kernels, interpreted on the CPU."
+    exact_keys(subject)
     if find_spec("triton") is None or find_spec("torch") is None: raise Skip("triton or torch is not installed")
     if subject.mf.nbytes > INTERPRETED: raise Skip(f"slow on more than {INTERPRETED:,} bytes of model")
     if arm.comparisons: raise Skip("one text is enough")
@@ -149,7 +164,7 @@ def interpreter_arm(subject: Subject, text: Text, _, arm: Arm):
         arm.work += 1
         yield int(found[name][0]), found[name][1:].astype(np.float32)
 
-# %% ../nbs/12c_backends.ipynb #6225f0bf
+# %% ../nbs/12c_backends.ipynb #bf099bf3
 def row_hash(logits) -> str: # float32 [n_vocab]; FloatingPointError if they are not finite
     "What a record keeps of a row of logits."
     if not np.isfinite(logits).all(): raise FloatingPointError("logits are not finite: they have no hash")
@@ -164,18 +179,20 @@ def record_of(path) -> dict: # {ids, rows}; None if there is none
 @register("recorded on an H200", loose=True)
 def recorded_arm(subject: Subject, text: Text, _, arm: Arm):
     "The record's text, and a hash of every row of its logits."
+    exact_keys(subject)
     record = record_of(subject.mf.path)
     if not record: raise Skip("there is no record of this model")
     if arm.comparisons: raise Skip("its text has been compared")
     for position, logits in mixed_rounds(subject.model, record["ids"], arm):
         yield position, row_hash(logits) == record["rows"][position]
 
-# %% ../nbs/12c_backends.ipynb #ad7d2b18
+# %% ../nbs/12c_backends.ipynb #d050104e
 NEAR = {True: (0.9999, 0.01), False: (0.998, 0.12)}     # float weights or not: least cosine, most mean |Δ| ÷ σ
 
 @register("fp32 reference", loose=True)
 def fp32_arm(subject: Subject, text: Text, _, arm: Arm):
     "Cosine and mean difference of logits to a model without any rounding of ours."
+    exact_keys(subject)
     if not hasattr(subject.model, "ops"): raise Skip("the CPU's comparison has it")
     if find_spec("torch") is None: raise Skip("torch is not installed")
     if subject.mf.nbytes > SLOW and not subject.complete: raise Skip("slow on a model of this size; --all runs it")

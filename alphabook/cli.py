@@ -6,10 +6,10 @@
 __all__ = ['LATER', 'SLOW_START', 'PROOFS', 'Parser', 'size', 'engine_flags', 'sampling_flags', 'bench_flags', 'make_parser',
            'Bar', 'say', 'patience', 'read_prompt', 'check_sampling', 'load_engine', 'sampling_of', 'rates',
            'cmd_generate', 'cmd_chat', 'cmd_info', 'cmd_fetch', 'cmd_synth', 'parse_widths', 'print_arms',
-           'cmd_compare', 'check_bench', 'check_out', 'bench_command', 'bench_drafts', 'cmd_bench', 'finish_bench',
-           'main']
+           'cmd_compare', 'check_bench', 'check_out', 'fast_flags', 'bench_command', 'bench_drafts', 'cmd_bench',
+           'finish_bench', 'main']
 
-# %% ../nbs/28_cli.ipynb #1fa6d776
+# %% ../nbs/28_cli.ipynb #291f738a
 import argparse
 import json
 import os
@@ -29,6 +29,7 @@ from .cpu_streams import set_threads
 from .drafts import bench_sets, check_sets, sets_table
 from .engine import Engine, Generation, check_flags, pick_backend, run
 from .fetch import MODELS, fetch, resolve_model
+from .kv import EXACT_KV, parse_kv
 from .modelfile import ModelFile, summary
 from .protocol import bench, check_room, table, write_result
 from .synth import synth
@@ -48,7 +49,7 @@ def size(text: str) -> int: # such as "16GiB", "500MB" or "1e9"
     power = "bkmgt".index(m[2].lower()) if m[2] else 0
     return int(number*(1024 if m[3] else 1000)**power)
 
-# %% ../nbs/28_cli.ipynb #0f8110dd
+# %% ../nbs/28_cli.ipynb #fb659ad8
 def engine_flags(p: Parser,
                  several: bool = False): # more than one model can be given
     "The flags that every command with an engine shares."
@@ -62,7 +63,8 @@ def engine_flags(p: Parser,
     p.add_argument("--threads", type=int, metavar="N", help="CPU threads; default: all cores")
     p.add_argument("--vram", type=size, metavar="SIZE", help="GPU memory that may be used (no effect on a CPU)")
     p.add_argument("--ram", type=size, metavar="SIZE", help="RAM that may be used (no effect in this version)")
-    p.add_argument("--kv", default="f16", metavar="K[:V]", help="type of the KV cache: f16")
+    p.add_argument("--kv", default="f16", metavar="K[:V]",
+                   help="types of keys and values: f16; --mode fast: f32, q8_0, q4_0")
     p.add_argument("--json", action="store_true", help="print one JSON object on standard output")
 
 # %% ../nbs/28_cli.ipynb #95c52363
@@ -182,12 +184,12 @@ def check_sampling(args):
         value = getattr(args, flag[2:].replace("-", "_"))
         if not low <= value <= high: raise ValueError(f"{flag} {value}: must be from {low} to {high}")
 
-# %% ../nbs/28_cli.ipynb #aed16672
+# %% ../nbs/28_cli.ipynb #4057f45e
 def load_engine(args, model = None) -> Engine: # path or name; None: the flags'
     "The engine that the shared flags describe."
     check_flags(args.mode, args.drafter, args.kv, args.draft_model)
     return Engine.load(model or args.model, args.device, args.mode, args.vram, args.ctx, args.threads, Bar("loading"),
-                       args.drafter, args.draft_model)
+                       args.drafter, args.draft_model, args.kv)
 
 # %% ../nbs/28_cli.ipynb #326a1e8b
 def sampling_of(args) -> dict:
@@ -295,11 +297,10 @@ def print_arms(result: dict): # from `compare_model`
     print(f"{result['comparisons']} comparisons, {result['mismatches']} mismatches")
     if first: print(f"first: {first['arm']}, {first.get('error') or first['position']}; {first['place']}")
 
-# %% ../nbs/28_cli.ipynb #650aa932
+# %% ../nbs/28_cli.ipynb #6bc90cd5
 def cmd_compare(args) -> int:
     "alphabook compare"
     check_flags(args.mode, args.drafter, args.kv)
-    if args.mode == "fast": raise ValueError("--mode fast: it promises no bits; compare checks exact rounds")
     widths = [*range(1, 9), 16, 32, 64] if args.all else parse_widths(args.widths)
     device = "cpu" if args.device == "auto" else pick_backend(args.device)
     with ModelFile(resolve_model(args.model)) as mf:
@@ -308,17 +309,16 @@ def cmd_compare(args) -> int:
         prompts = [encode(p) for p in texts] if texts else default_prompts(encode, args.all)
         if not all(prompts): raise ValueError("-p: a prompt is empty")
         n = 2*max(widths) if args.all else 48
-        result = compare_model(mf, cfg, prompts, widths, n, args.all, args.threads, device,
-                               progress=lambda arm, number: say(f"prompt {number + 1} of {len(prompts)}: {arm}"))
+        result = compare_model(mf, cfg, prompts, widths, n, args.all, args.threads, device, kv=parse_kv(args.kv),
+                               progress=lambda arm, i: say(f"prompt {i + 1} of {len(prompts)}: {arm}"))
     if args.json: print(json.dumps(result))
     else: print_arms(result)
     return 0 if passed(result) else 1
 
-# %% ../nbs/28_cli.ipynb #ca98dbed
+# %% ../nbs/28_cli.ipynb #0b3a98a1
 def check_bench(args, widths):
     "Raise `ValueError` for what this version of bench can't do."
     check_flags(args.mode, args.drafter, args.kv)
-    if args.mode == "fast": raise ValueError("--mode fast: not part of this version; bench measures exact rounds")
     if args.shapes: raise ValueError(f"--shapes {args.shapes}: not part of this version of bench")
     if args.sets: check_sets(args.sets.split(","))
     elif args.arms not in (None, "plain"): raise ValueError(f"--arms {args.arms}: drafts need texts: give --sets, too")
@@ -328,6 +328,8 @@ def check_bench(args, widths):
     if args.split not in ("test", "train"): raise ValueError(f"--split {args.split}: must be test or train")
     if args.peer not in (None, "llama.cpp"):
         raise ValueError(f"--peer {args.peer}: only llama.cpp (through llama-cpp-python) is part of this version")
+    if args.peer and parse_kv(args.kv) != EXACT_KV:
+        raise ValueError(f"--peer {args.peer}: it keeps keys and values in f16, not in {args.kv} (--kv): drop one")
     if args.device not in ("auto", "cpu"): raise ValueError(f"--device {args.device}: bench measures the CPU backend")
     if not 1 <= args.passes <= 1000: raise ValueError(f"--passes {args.passes}: must be from 1 to 1000")
     if not 0 <= args.cold <= 1000: raise ValueError(f"--cold {args.cold}: must be from 0 to 1000")
@@ -347,15 +349,20 @@ def check_out(out: str): # -o
     if not place.is_dir() or not os.access(place, os.W_OK) or Path(out).suffix == ".json" and Path(out).is_dir():
         raise ValueError(f"-o {out}: can't be written; give a file that ends with .json, or a folder")
 
-# %% ../nbs/28_cli.ipynb #28db277b
+# %% ../nbs/28_cli.ipynb #ca5a2249
+def fast_flags(args) -> str:
+    "Mode and types of keys and values, where they are not exact mode's."
+    usual = dict(mode="exact", kv="f16")
+    return "".join(f"--{name} {getattr(args, name)} " for name in usual if getattr(args, name) != usual[name])
+
 def bench_command(args, threads: int) -> str: # without paths of this machine
     "The command that repeats a run."
     models = "".join(f" -m {Path(m).name}" for m in args.model or ())
     peer, cold = f" --peer {args.peer}" if args.peer else "", f" --cold {args.cold}" if args.cold else ""
-    rest = f"--passes {args.passes} --threads {threads} --widths {args.widths}"
+    rest = f"{fast_flags(args)}--passes {args.passes} --threads {threads} --widths {args.widths}"
     return f"alphabook bench{models}{peer} {rest}{cold}{f' --topic {args.topic}' if args.topic else ''}"
 
-# %% ../nbs/28_cli.ipynb #ca228d2f
+# %% ../nbs/28_cli.ipynb #438b384e
 def bench_drafts(args, threads: int) -> dict: # of the published schema
     "bench with --sets"
     engine = load_engine(args, args.model[0] if args.model else None)
@@ -364,8 +371,8 @@ def bench_drafts(args, threads: int) -> dict: # of the published schema
     model = f" -m {engine.mf.path.name}" if args.model else ""
     split = "" if args.split == "test" else f" --split {args.split}"
     split += f" --prompts {args.prompts}" if args.prompts else ""
-    command = (f"alphabook bench{model} --sets {args.sets} --arms {','.join(arms)} --passes {args.passes} "
-               f"--threads {threads}{split}")
+    command = (f"alphabook bench{model} --sets {args.sets} --arms {','.join(arms)} {fast_flags(args)}"
+               f"--passes {args.passes} --threads {threads}{split}")
     def progress(number, i, p): say(f"{f'pass {number} of {args.passes}' if number else 'warming up'}: {p.id}")
     return bench_sets(engine, args.sets.split(","), arms, args.passes, threads, args.split, args.prompts,
                       min(engine.n_ctx, 2048), args.topic, command, say, progress)

@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['PROMPTS', 'LONG', 'default_prompts', 'compare_model', 'place', 'passed', 'one_row']
 
-# %% ../nbs/12d_comparator.ipynb #4167c30e
+# %% ../nbs/12d_comparator.ipynb #8cb72763
 from dataclasses import asdict
 
 from .arms import Arm, Subject, make_text, one_row, run_arms
 from .backends import cpu_backend, load_on
 from .debugger import explain
+from .kv import EXACT_KV
 
 # %% ../nbs/12d_comparator.ipynb #8f84ad7f
 _all_ = ["one_row"]
@@ -29,7 +30,7 @@ def default_prompts(encode, # function (text) → ids
     while len(long) < LONG: long, n = long + encode(f"{n}. {PROMPTS[n % 2]}\n"), n + 1
     return [prompts[0], long[:LONG]]
 
-# %% ../nbs/12d_comparator.ipynb #585c6273
+# %% ../nbs/12d_comparator.ipynb #a515e567
 def compare_model(mf, cfg, # open file and its configuration
                   prompts, # list of lists of ids
                   widths = (1, 2, 4, 8, 16), # widths of verify rounds
@@ -39,9 +40,10 @@ def compare_model(mf, cfg, # open file and its configuration
                   device: str = "cpu", # what is compared: "cpu", "numpy" or "cuda"
                   model = None, # already loaded on the device
                   progress = None, # called with (arm name, prompt number)
+                  kv: tuple = EXACT_KV, # types of keys and values
                   ) -> dict: # positions, comparisons, mismatches, first_mismatch, arms
     "Run every arm on every prompt against one-row decoding. FloatingPointError if that has logits that are not finite."
-    model, threads = model or load_on(mf, cfg, device), cpu_backend.set_threads(threads)
+    model, threads = model or load_on(mf, cfg, device, kv), cpu_backend.set_threads(threads)
     subject = Subject(model, mf, tuple(widths), complete, threads)
     arms, first, positions = {}, [], 0
     for number, prompt in enumerate(prompts):

@@ -4,22 +4,23 @@
 
 # %% auto #0
 __all__ = ['PIECE', 'ACTS', 'TILE', 'ROOM', 'ROWS', 'LEFT_LIMIT', 'add', 'scale', 'columns', 'joined', 'rms_norm', 'add_norm',
-           'gated', 'softcap', 'token_weights', 'rope_angles', 'apply_rope', 'store_kernel', 'store_rows',
-           'half_to_float', 'attention_kernel', 'attention', 'Matrix', 'embed', 'load_matrix', 'matmul', 'matmuls',
+           'gated', 'softcap', 'token_weights', 'rope_angles', 'apply_rope', 'store_kernel', 'pack_kernel',
+           'store_rows', 'attention_kernel', 'attention', 'Matrix', 'embed', 'load_matrix', 'matmul', 'matmuls',
            'recording', 'set_threads', 'set_vectors']
 
-# %% ../nbs/09e_cpu.ipynb #26671e1b
+# %% ../nbs/09e_cpu.ipynb #98f74711
 import functools
 
 import numpy as np
 from numba import njit
 
-from alphabook.cpu_products import (
-    INF, ONE, ZERO, F, Matrix, _path, bits_float, embed, exp, float_bits, fma, load_matrix, matmul, matmuls,
-    set_vectors)
+from .cpu_kv import bring, half_to_float, load_wide, pack_q4_0, pack_q8_0, row_bytes, tile_kind
+from .cpu_products import (
+    INF, ONE, ZERO, F, Matrix, _path, embed, exp, fma, load_matrix, matmul, matmuls, set_vectors)
+from .kv import KV_TYPES, kv_name
 from .tape import _cores, empty, kernel, recording, set_threads, share
 from .vectors import (
-    all_below, dots_16, evens, fadd, fdiv, fmax, fmin, fmul, fold_16, fsub, get, load_floats, odds, prefetch, put,
+    all_below, dots_16, evens, fadd, fdiv, fmax, fmin, fmul, fold_16, fsub, get, load_floats, odds, put,
     spread, store_floats, store_halves, top_16, vdot, vexp, vgelu, vsigmoid, vsilu, weigh, within, zero_floats,
     zip_high, zip_low)
 
@@ -264,10 +265,10 @@ def apply_rope(x, # float32 [W, heads, head_dim]
     share(_apply_rope, W*H, 4*x.size, *_rows(x), _flat(cos), _flat(sin), H, cos.shape[1], D, halves, out.reshape(-1))
     return out
 
-# %% ../nbs/09e_cpu.ipynb #21936b89
+# %% ../nbs/09e_cpu.ipynb #5282a1ac
 @functools.cache
 def store_kernel(PATH: str): # "portable", "avx2" or "vnni"
-    "The kernel of `store_rows`."
+    "The kernel of `store_rows` for float16."
     @kernel
     def store(lo, hi, table, positions, x, B, group, row, heads, D, flag): # heads; table uint16 [n_ctx·heads·D]
         h, fits = np.empty(16, np.uint16), True
@@ -286,15 +287,47 @@ def store_kernel(PATH: str): # "portable", "avx2" or "vnni"
         if not fits: flag[0] = 1
     return store
 
-def store_rows(k_table, v_table, # float16 [n_ctx, KV, D], changed
+@kernel
+def _store_floats(lo, hi, table, positions, x, B, group, row, heads, D, flag): # heads; table float32 [n_ctx·heads·D]
+    for r in range(lo, hi):
+        at, to = _at(r, B, group, row), (positions[r//heads]*heads + r % heads)*D
+        if not 0 <= to < table.size:
+            flag[0] = 1
+            continue
+        for i in range(0, D, 16):
+            v = get(x, at + i, D - i)
+            if not all_below(v, INF): flag[0] = 1
+            put(table, to + i, D - i, v)
+
+# %% ../nbs/09e_cpu.ipynb #9dcbbad1
+@functools.cache
+def pack_kernel(KIND: str, SIZE: int): # "q8_0" or "q4_0", bytes of a block
+    "The kernel of `store_rows` for blocks."
+    @kernel
+    def pack(lo, hi, table, positions, x, B, group, row, heads, D, flag): # heads; table uint8
+        for r in range(lo, hi):
+            at, to, fits = _at(r, B, group, row), (positions[r//heads]*heads + r % heads)*(D//32*SIZE), True
+            if not 0 <= to < table.size: fits = False
+            for b in range(D//32 if fits else 0):
+                if KIND == "q8_0": fits &= pack_q8_0(x, at + 32*b, table, to + b*SIZE)
+                else: fits &= pack_q4_0(x, at + 32*b, table, to + b*SIZE)
+            if not fits: flag[0] = 1
+    return pack
+
+def _writer(kv: str): # type → (kernel, type that it sees the table as)
+    if kv == "f16": return store_kernel(_path[0]), np.uint16
+    return (_store_floats, np.float32) if kv == "f32" else (pack_kernel(kv, KV_TYPES[kv].itemsize), np.uint8)
+
+def store_rows(k_table, v_table, # float16 [n_ctx, KV, D], or of another type of chapter 02d; changed
                positions, # int64 [W]
                k, v, # float32 [W, KV, D]
-               flag, # int64 [1], set to 1 if a value is not finite as float16, or a position not in the table
+               flag, # int64 [1], set to 1 if a value is not finite as it is stored, or a position not in the table
                ):
-    "Keys and values, rounded to float16, into the rows of their positions."
+    "Keys and values, rounded to the tables' types, into the rows of their positions."
     for table, x in ((k_table, k), (v_table, v)):
-        args = _flat(table.view(np.uint16)), np.asarray(positions, np.int64), *_rows(x), *x.shape[1:], flag
-        share(store_kernel(_path[0]), len(x)*x.shape[1], 4*x.size, *args)
+        write, seen_as = _writer(kv_name(table.dtype))
+        args = _flat(table.view(seen_as)), np.asarray(positions, np.int64), *_rows(x), *x.shape[1:], flag
+        share(write, len(x)*x.shape[1], 4*x.size, *args)
 
 # %% ../nbs/09e_cpu.ipynb #f0138266
 TILE = 64
@@ -314,27 +347,21 @@ def _weights(p, at, first, last, scale): # float32: 64 scores from p[at] on, cha
     odd = fadd(load_floats(p, at + 16), load_floats(p, at + 48))
     return m, fold_16(fadd(even, odd))
 
-# %% ../nbs/09e_cpu.ipynb #c60e27a7
+# %% ../nbs/09e_cpu.ipynb #307cf69d
 @njit(inline="always")
-def _scores(PATH, D, H, q, q_at, k, k_at, step, first, last, p):
-    "Scores of H queries and of positions first … last − 1 of a tile, and some more, to p float32 [H·64]."
-    for j in range(first//16*16, last, 16):
-        if D <= 256: dots_16(PATH, D, H, q, q_at, k, k_at + j*step, step, last - 1 - j, p, j)
-        else: _far_dots(H, D, q, q_at, k, k_at + j*step, step, min(16, last - j), p, j)
-
-@kernel
-def _far_dots(H, D, q, q_at, k, k_at, step, n, p, at):
-    "The same for heads wider than 256, if there ever are any: their sums have another order."
+def _far_dots(KIND, H, D, q, q_at, k, k_at, step, n, p, at):
+    "Scores of heads wider than 256, if there ever are any: their sums have another order."
     row = np.empty(D, F)
     for i in range(n):
-        for c in range(D): row[c] = half_to_float(k[k_at + i*step + c])
+        for c in range(0, D, 16): store_floats(row, c, load_wide(KIND, k, k_at + i*step + c))
         for h in range(H): p[64*h + at + i] = vdot(q, q_at + h*D, row, 0, D)
 
-@kernel
-def half_to_float(h): # uint16 bits of a finite float16 → float32
-    "Exact widening of a float16: shift 15 bits into place, multiply by 2¹¹²."
-    magnitude = bits_float(np.int32(np.int32(h & np.uint16(0x7FFF)) << np.int32(13)))*F(2.0**112)
-    return bits_float(np.int32(float_bits(magnitude) | np.int32(np.int32(h & np.uint16(0x8000)) << np.int32(16))))
+@njit(inline="always")
+def _scores(KIND, D, H, q, q_at, k, k_at, step, first, last, p):
+    "Scores of H queries and of positions first … last − 1 of a tile, and some more, to p float32 [H·64]."
+    for j in range(first//16*16, last, 16):
+        if D <= 256: dots_16(KIND, D, H, q, q_at, k, k_at + j*step, step, last - 1 - j, p, j)
+        else: _far_dots(KIND, H, D, q, q_at, k, k_at + j*step, step, min(16, last - j), p, j)
 
 # %% ../nbs/09e_cpu.ipynb #36ba732a
 ROOM = 16                                      # floats of a part behind its values: maximum, sum, nothing
@@ -370,7 +397,7 @@ def _finish(part, at, n, sinks, h, D, out, to):
         v = fadd(fmul(load_floats(part, at + i), spread(a)), zero_floats())
         put(out, to + i, D - i, fdiv(v, spread(total)))
 
-# %% ../nbs/09e_cpu.ipynb #e775174e
+# %% ../nbs/09e_cpu.ipynb #5487b71a
 @kernel
 def _seen(pos, window, start): # → (first, last) in the tile that begins at `start`, both from 0 to 64
     first = max(0, pos - window + 1 - start) if window > 0 else 0
@@ -387,40 +414,33 @@ def _load_queries(q, B, group, row, first, last, heads, h, G, D, N, out): # rows
         at = _at((first + i//G)*heads + h + i % G, B, group, row)
         for j in range(0, D, 16): put(out, i*N + j, D - j, get(q, at + j, D - j))
 
-@kernel
-def _fetch(h, at, step, n, D, N, out): # n rows of D float16 (bits), `step` apart → [n·N]; the rest of `out` stays
-    "Bring the rows of a head together, and ask for those of the next tile."
-    whole = D - D % 32
-    for j in range(n):
-        for i in range(0, whole, 32):
-            prefetch(h, at + (j + TILE)*step + i)
-            store_floats(out, j*N + i, load_floats(h, at + j*step + i))             # 64 bytes
-        for i in range(whole, D): out[j*N + i] = h[at + j*step + i]
-
-# %% ../nbs/09e_cpu.ipynb #b2209d6d
+# %% ../nbs/09e_cpu.ipynb #02d275d0
 @njit(inline="always")
-def _group(PATH, N, H, qs, g, n, k, v, positions, w0, G, window, start, scale, p, parts):
+def _group(KK, VK, N, H, qs, g, n, k, v, positions, w0, G, window, start, scale, p, parts):
     "Queries g … g + n − 1 (n ≤ H) over a tile, one part each; the sum of one that sees nothing is 0."
     first = _seen(positions[w0 + g//G], window, start)[0]
     last = _seen(positions[w0 + (g + n - 1)//G], window, start)[1]
-    if first < last: _scores(PATH, N, H, qs, g*N, k, 0, N, first, last, p)
+    if first < last: _scores(KK, N, H, qs, g*N, k, 0, N, first, last, p)
     for i in range(n):
         a, b = _seen(positions[w0 + (g + i)//G], window, start)
         parts[i*(N + ROOM) + N], parts[i*(N + ROOM) + N + 1] = _weights(p, i*TILE, a, b, scale)
-    weigh(PATH, N, H, p, 0, v, 0, N, first, last, parts, 0, N + ROOM)
+    weigh(VK, N, H, p, 0, v, 0, N, first, last, parts, 0, N + ROOM)
 
-# %% ../nbs/09e_cpu.ipynb #12d9c178
+# %% ../nbs/09e_cpu.ipynb #bd29f6f3
 @functools.cache
-def attention_kernel(PATH: str, D: int, H: int): # H: queries of a group
+def attention_kernel(PATH: str, D: int, H: int, # H: queries of a group
+                     K: str, V: str): # types of keys and values
     "What goes over tiles."
-    N = -(-D//32)*32
+    N, K_ROW, V_ROW, (KK, K_NUMBER), (VK, V_NUMBER) = -(-D//32)*32, *(row_bytes(t, D) for t in (K, V)), *(
+        tile_kind(PATH, t) for t in (K, V))
     @kernel
     def attend(lo, hi, q, B, group, row, k, v, positions, window, scale, sinks,
                rows, shares, KV, heads, T, split, left, out):
-        G, PART, step = heads//KV, N + ROOM, KV*D
+        G, PART = heads//KV, N + ROOM
         qs, own = np.zeros((rows*G + H)*N, F), np.empty(rows*G*PART, F)
-        p, parts, tile = np.empty(H*TILE, F), np.empty(H*PART, F), np.empty((2, TILE*N), np.uint16)
-        if N != D: tile[:] = 0
+        p, parts = np.empty(H*TILE, F), np.empty(H*PART, F)
+        kt, vt = np.empty(TILE*N, K_NUMBER), np.empty(TILE*N, V_NUMBER)
+        if N != D: kt[:], vt[:] = 0, 0
         for task in range(lo, hi):
             share, h, w0 = task % shares, task//shares % KV, task//shares//KV*rows
             w1 = min(positions.size, w0 + rows)
@@ -429,11 +449,12 @@ def attention_kernel(PATH: str, D: int, H: int): # H: queries of a group
             low, end = _tiles(positions, w0, w1, window)
             for t in range(low + (end - low)*share//shares, low + (end - low)*(share + 1)//shares):
                 n = min(TILE, positions[w1 - 1] + 1 - t*TILE)
-                _fetch(k, (t*TILE*KV + h)*D, step, n, D, N, tile[0])
-                _fetch(v, (t*TILE*KV + h)*D, step, n, D, N, tile[1])
+                for j in range(n):                                           # and ask for the next tile
+                    bring(PATH, K, D, k, ((t*TILE + j)*KV + h)*K_ROW, TILE*KV*K_ROW, kt, j*N)
+                    bring(PATH, V, D, v, ((t*TILE + j)*KV + h)*V_ROW, TILE*KV*V_ROW, vt, j*N)
                 for g in range(0, (w1 - w0)*G, H):
                     n = min(H, (w1 - w0)*G - g)
-                    _group(PATH, N, H, qs, g, n, tile[0], tile[1], positions, w0, G, window, t*TILE, scale, p, parts)
+                    _group(KK, VK, N, H, qs, g, n, kt, vt, positions, w0, G, window, t*TILE, scale, p, parts)
                     for r in range(g, g + n):
                         i, to = (r - g)*PART, (((w0 + r//G)*heads + h*G + r % G)*T + t)*PART
                         if parts[i + N + 1] == ZERO: continue
@@ -455,28 +476,28 @@ def _join_parts(lo, hi, positions, window, sinks, heads, T, D, left, out): # a r
         for t in range(low, end): _join(part, 0, left, (r*T + t)*(n + ROOM), n)
         _finish(part, 0, n, sinks, r % heads, D, out, r*D)
 
-# %% ../nbs/09e_cpu.ipynb #6486095b
+# %% ../nbs/09e_cpu.ipynb #d1a8179c
 ROWS, LEFT_LIMIT = 8, 1 << 26                  # rows of a task; bytes
 _NONE = np.empty(0, F)
 
 def attention(q, # float32 [W, n_head, D]
-              k, v, # float16 [n_ctx, n_kv_head, D]
+              k, v, # float16 [n_ctx, n_kv_head, D], or of another type of chapter 02d
               positions, # int [W], ascending
               window: int, # sliding window, 0: none
               scale: float, # factor of the scores
               sinks = None, # float32 [n_head]: a score without a value per head (gpt-oss)
               ): # float32 [W, n_head, D]
     "Causal attention over tiles of 64 absolute positions."
-    (W, heads, D), (n_ctx, KV, _) = q.shape, k.shape
+    (W, heads, D), (n_ctx, KV, _), types = q.shape, k.shape, [kv_name(x.dtype) for x in (k, v)]
     out, T, rows = empty(q.shape), -(-n_ctx//TILE), max(1, min(ROWS, W))
     tasks, size, queries = -(-W//rows)*KV, -(-D//32)*32 + ROOM, rows*heads//KV
     split = 0 < tasks < 4*_cores and 4*W*heads*T*size <= LEFT_LIMIT
     shares = min(T, -(-4*_cores//tasks)) if split else 1
     left, H = empty(W*heads*T*size if split else 0), -(-queries//-(-queries//4))
-    k, v, positions = _flat(k.view(np.uint16)), _flat(v.view(np.uint16)), np.asarray(positions, np.int64)
+    k, v, positions = _flat(k).view(np.uint8), _flat(v).view(np.uint8), np.asarray(positions, np.int64)
     seen, to = (positions, window), (T, split, left, out.reshape(-1))
     sinks = _NONE if sinks is None else sinks
-    share(attention_kernel(_path[0], D, H), tasks*shares, W*heads*D*n_ctx,
+    share(attention_kernel(_path[0], D, H, *types), tasks*shares, W*heads*D*n_ctx,
           *_rows(q), k, v, *seen, F(scale), sinks, rows, shares, KV, heads, *to)
     if split: share(_join_parts, W*heads, W*heads*D*T, *seen, sinks, heads, T, D, left, out.reshape(-1))
     return out

@@ -11,7 +11,7 @@ __all__ = ['open_streams', 'stream_norm', 'read_streams', 'write_streams', 'bloc
            'rms_norm', 'rope_angles', 'route', 'scale', 'set_threads', 'set_vectors', 'sigmoid_gate', 'softcap',
            'store_rows', 'token_weights']
 
-# %% ../nbs/09h_cpu_streams.ipynb #6b4cdcc4
+# %% ../nbs/09h_cpu_streams.ipynb #27b1ca42
 import functools
 
 import numpy as np
@@ -23,6 +23,8 @@ from .cpu_hybrid import (
     conv_rows, conv_silu, embed, expert_matmul, expert_matmuls, gated, gated_norm, gdn, gdn_gates, joined, l2_norm,
     load_experts, load_matrix, matmul, matmuls, recording, rms_norm, rope_angles, route, scale, set_threads,
     set_vectors, sigmoid_gate, softcap, store_rows, token_weights)
+from .cpu_kv import bring, row_bytes, tile_kind
+from .kv import kv_name
 from .tape import empty, kernel, share
 from alphabook.vectors import (
     FLOAT32, dots_16, fadd, fdiv, fmax, fmul, fused, get, load_floats, put, spread, vdot, vsigmoid, vsilu, weigh,
@@ -199,14 +201,13 @@ def choose_blocks(scores, # float32 [W, n]: of all blocks that are complete at t
         if (pos + 1) % block: chosen[w, complete] = True
     return chosen
 
-# %% ../nbs/09h_cpu_streams.ipynb #d15e39e9
+# %% ../nbs/09h_cpu_streams.ipynb #432b7e16
 @kernel
-def _gather(k, v, at, step, D, N, chosen, start, end, block, kt, vt, places): # one KV head, positions start … end − 1
-    "Rows of the chosen positions, float16 (bits), to kt and vt, and their places in the tile; → how many."
+def _places(chosen, start, end, block, places): # positions start … end − 1
+    "Places of the chosen positions in the tile; → how many."
     n = 0
     for pos in range(start, end):
         if chosen[pos//block]:
-            for i in range(D): kt[n*N + i], vt[n*N + i] = k[at + pos*step + i], v[at + pos*step + i]
             places[n] = pos - start
             n += 1
     return n
@@ -216,15 +217,17 @@ def _put_places(p, at, places, n, whole): # scores of n positions → in their p
     whole[:] = -INF
     for j in range(n): whole[places[j]] = p[at + j]
 
-# %% ../nbs/09h_cpu_streams.ipynb #989493f5
+# %% ../nbs/09h_cpu_streams.ipynb #03751322
 @functools.cache
-def sparse_kernel(PATH: str, D: int, H: int): # H: heads that go over a tile together
+def sparse_kernel(PATH: str, D: int, H: int, # H: heads that go over a tile together
+                  K: str, V: str): # types of keys and values
     "The kernel of `sparse_attention`: a task is one row and one KV head."
-    N = -(-D//32)*32
+    N, K_ROW, V_ROW, (KK, K_NUMBER), (VK, V_NUMBER) = -(-D//32)*32, *(row_bytes(t, D) for t in (K, V)), *(
+        tile_kind(PATH, t) for t in (K, V))
     @kernel
     def attend(lo, hi, q, k, v, positions, chosen, block, scale, KV, G, none, out):
         PART = N + ROOM
-        kt, vt, places = np.zeros(TILE*N, np.uint16), np.zeros(TILE*N, np.uint16), np.empty(TILE, np.int64)
+        kt, vt, places = np.zeros(TILE*N, K_NUMBER), np.zeros(TILE*N, V_NUMBER), np.empty(TILE, np.int64)
         qs, p, whole = np.zeros((G + H)*N, F), np.empty(H*TILE, F), np.empty(TILE, F)
         own, parts = np.empty(G*PART, F), np.empty(H*PART, F)
         for task in range(lo, hi):
@@ -234,21 +237,25 @@ def sparse_kernel(PATH: str, D: int, H: int): # H: heads that go over a tile tog
                 _clear(own, g*PART, N)
             for start in range(0, positions[w] + 1, TILE):
                 end = min(start + TILE, positions[w] + 1)
-                n = _gather(k, v, h*D, KV*D, D, N, chosen[w], start, end, block, kt, vt, places)
+                n = _places(chosen[w], start, end, block, places)
+                for j in range(n):
+                    row = (start + places[j])*KV + h
+                    bring(PATH, K, D, k, row*K_ROW, 0, kt, j*N)
+                    bring(PATH, V, D, v, row*V_ROW, 0, vt, j*N)
                 for g in range(0, G if n else 0, H):
-                    _scores(PATH, N, H, qs, g*N, kt, 0, N, 0, n, p)
+                    _scores(KK, N, H, qs, g*N, kt, 0, N, 0, n, p)
                     for i in range(min(H, G - g)):
                         _put_places(p, i*TILE, places, n, whole)
                         parts[i*PART + N], parts[i*PART + N + 1] = _weights(whole, 0, 0, TILE, scale)
                         for j in range(n): p[i*TILE + j] = whole[places[j]]
-                    weigh(PATH, N, H, p, 0, vt, 0, N, 0, n, parts, 0, PART)
+                    weigh(VK, N, H, p, 0, vt, 0, N, 0, n, parts, 0, PART)
                     for i in range(min(H, G - g)): _join(own, (g + i)*PART, parts, i*PART, N)
             for g in range(G): _finish(own, g*PART, N, none, 0, D, out, (task*G + g)*D)
     return attend
 
-# %% ../nbs/09h_cpu_streams.ipynb #40ad7184
+# %% ../nbs/09h_cpu_streams.ipynb #f062c6cb
 def sparse_attention(q, # float32 [W, n_head, D]
-                     k, v, # float16 [n_ctx, n_kv_head, D], rows written up to the largest position
+                     k, v, # [n_ctx, n_kv_head, D], of a type of chapter 02d; rows written up to the largest position
                      positions, # int [W]
                      chosen, # bool [W, ≥ largest position // block + 1], from `choose_blocks`
                      block: int, # positions of a block
@@ -257,8 +264,9 @@ def sparse_attention(q, # float32 [W, n_head, D]
     "Causal attention over chosen blocks; all heads of a row share its choice."
     (W, heads, D), KV, out = q.shape, k.shape[1], empty(q.shape)
     G = heads//KV
-    args = _flat(q), _flat(k.view(np.uint16)), _flat(v.view(np.uint16)), np.asarray(positions, np.int64), chosen
-    kernel_, rest = sparse_kernel(_path[0], D, -(-G//-(-G//4))), (KV, G, np.empty(0, F), out.reshape(-1))
+    types = [kv_name(x.dtype) for x in (k, v)]
+    args = _flat(q), _flat(k).view(np.uint8), _flat(v).view(np.uint8), np.asarray(positions, np.int64), chosen
+    kernel_, rest = sparse_kernel(_path[0], D, -(-G//-(-G//4)), *types), (KV, G, np.empty(0, F), out.reshape(-1))
     share(kernel_, W*KV, q.size*len(k), *args, block, F(scale), *rest)
     return out
 

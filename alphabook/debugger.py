@@ -6,7 +6,7 @@
 __all__ = ['NOT_BY_ROW', 'ALIKE', 'Watch', 'tensor_names', 'flat', 'results', 'places', 'Announced', 'Tracer', 'Found',
            'Difference', 'first_difference', 'describe', 'explain']
 
-# %% ../nbs/12b_debugger.ipynb #148755b0
+# %% ../nbs/12b_debugger.ipynb #e28c5f92
 import copy
 from dataclasses import dataclass, replace
 
@@ -14,6 +14,7 @@ import numpy as np
 
 import alphabook.rounds as rounds
 from .arms import Arm, Kind, Skip, Subject, Text, one_row
+from .kv import unpack_rows
 from .layers import open_together
 
 # %% ../nbs/12b_debugger.ipynb #709c6bc0
@@ -41,14 +42,14 @@ def flat(args) -> list:
     "Arguments, and the members of lists among them."
     return [x for a in args for x in (a if isinstance(a, (list, tuple)) else (a,))]
 
-# %% ../nbs/12b_debugger.ipynb #bba25cf2
+# %% ../nbs/12b_debugger.ipynb #e96eac5a
 NOT_BY_ROW = {"block_keys", "block_scores", "choose_blocks", "rope_angles"}
 ALIKE = {"sparse_attention": "attention"}        # one of the two is used, and it must not matter which
 
 def results(name: str, args, out, n: int) -> list: # n rows of the round → arrays [n, …]
     "What an operation returned, by row."
     if name in NOT_BY_ROW: return []
-    if name == "store_rows": out = [table[args[2]] for table in args[:2]]
+    if name == "store_rows": out = [unpack_rows(table[args[2]]) for table in args[:2]]
     if name == "gdn": out = out[0]                            # and the memory, which is not by row
     arrays = [x for x in (out if isinstance(out, (list, tuple)) else [out]) if isinstance(x, np.ndarray)]
     if name == "joined": arrays = [x[-n:] for x in arrays]    # behind the rows of earlier rounds

@@ -104,7 +104,7 @@ def set_rows(found: dict, # from `take_prompts`
         rows[-2]["by_drafter"] = drafted_by(first)
     return rows
 
-# %% ../nbs/25d_drafts.ipynb #3907c0ef
+# %% ../nbs/25d_drafts.ipynb #ccd530e2
 def bench_sets(engine: Engine, # on the CPU
                sets = ("A", "V", "R"), arms = ARMS, passes: int = 2, threads: int = None,
                split: str = "test", # of the prompts; "train" is for making choices
@@ -123,7 +123,7 @@ def bench_sets(engine: Engine, # on the CPU
     prompts = [p for name in sets for p in load_prompts(name, split=split)[:most]]
     found, wrong = take_prompts(engine, sessions, prompts, passes, progress)
     return dict(topic=f"drafters-{topic or facts['model']}", device="cpu", date=datetime.date.today().isoformat(),
-                commit=commit(), command=command, contract_version=CONTRACT_VERSION, mode="exact", threads=threads,
+                commit=commit(), command=command, contract_version=CONTRACT_VERSION, mode=engine.mode, threads=threads,
                 split=split, machine=machine(), load=[before, load()], models=[facts], mismatches=wrong,
                 rows=set_rows(found, facts, n_ctx))
 

@@ -23,6 +23,7 @@ from .config import ModelConfig, load_config
 from .copying import CopyDrafter
 from .elementary import check_float_mode
 from .fetch import resolve_model
+from .kv import EXACT_KV, parse_kv, row_shape
 from .layers import Model
 from .modelfile import ModelFile
 from .mtp import MtpDrafter, load_block
@@ -132,10 +133,8 @@ def check_flags(mode: str = "exact", # exact, plain or fast
     if draft_model and (mode == "plain" or drafter in ("copy", "none")):
         flag = "--mode plain" if mode == "plain" else f"--drafter {drafter}"
         raise ValueError(f"{flag} has no use for --draft-model {draft_model}: drop one of them")
-    for part in kv.split(":", 1):
-        if part not in ("f32", "f16", "q8_0", "q4_0"): raise ValueError(f"--kv {kv}: types are f32, f16, q8_0, q4_0")
-        if part != "f16" and mode != "fast": raise ValueError(f"--kv {kv}: mode {mode} keeps keys and values in f16")
-        if part != "f16": raise ValueError(f"--kv {kv}: only f16 is part of this version")
+    if parse_kv(kv) != EXACT_KV and mode != "fast":
+        raise ValueError(f"--kv {kv}: --mode {mode} keeps keys and values in f16, by definition; use --mode fast")
 
 # %% ../nbs/23_engine.ipynb #e53e981d
 class Session:
@@ -167,13 +166,15 @@ class Session:
 class Engine:
     "A loaded model: `stream` and `generate` text with it."
     def __init__(self, mf: ModelFile, device: str, mode: str, n_ctx: int = None, progress = None,
-                 drafter: str = "auto", draft_file: ModelFile = None):
+                 drafter: str = "auto", draft_file: ModelFile = None, kv: tuple = EXACT_KV):
         check_float_mode()
         self.mf, self.cfg, self.device, self.mode = mf, load_config(mf), device, mode
         self.drafter, self.draft_file, self.block, self.prices, self.spare = drafter, draft_file, None, None, []
         self.tokenizer = Tokenizer.from_meta(mf.meta, str(mf.path))
         self.n_ctx = min(n_ctx or self.cfg.n_ctx, self.cfg.n_ctx)
-        self.model = load_model(mf, self.cfg, device, progress)
+        for kind in kv: row_shape(kind, self.cfg.head_dim)                                  # or it says what is wrong
+        self.model, self.kv = load_model(mf, self.cfg, device, progress), kv
+        self.model.kv = kv
         if draft_file or drafter == "mtp": self.mtp_block()
 
     @classmethod
@@ -186,15 +187,18 @@ class Engine:
              progress = None, # called with (bytes loaded, bytes in all)
              drafter: str = "auto", # auto, mtp, copy or none
              draft_model = None, # GGUF file with an MTP block for this model; None: the model's own
+             kv: str = "f16", # K[:V], types of keys and values; others than f16 in mode fast only
              ) -> "Engine":
         "Open, check and load a model. `ValueError` in one line for anything that can't be used."
-        check_flags(mode, drafter, draft_model=draft_model)
+        check_flags(mode, drafter, kv, draft_model)
         mf, usable = ModelFile(resolve_model(path)), pick_backend(device)
+        if parse_kv(kv) != EXACT_KV and usable not in BACKENDS:
+            raise ValueError(f"--kv {kv}: not part of this version on {usable}; use --device cpu")
         cpu_backend.set_threads(threads)
         if n_ctx is not None and n_ctx < 1: raise ValueError(f"--ctx {n_ctx}: must be at least 1")
         try: side = ModelFile(draft_model) if draft_model else None
         except (OSError, ValueError) as e: raise ValueError(f"--draft-model {e}") from None
-        return cls(mf, usable, mode, n_ctx, progress, drafter, side)
+        return cls(mf, usable, mode, n_ctx, progress, drafter, side, parse_kv(kv))
 
     def chat_template(self) -> ChatTemplate:
         "The model's chat template."

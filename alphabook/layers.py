@@ -6,7 +6,7 @@
 __all__ = ['ROWS_ONLY', 'short_name', 'load_tensor', 'Model', 'Round', 'open_round', 'open_together', 'each_text',
            'project_heads', 'attention_mixer', 'gate_inputs', 'gdn_mixer', 'mixer', 'dense', 'mixture', 'ffn', 'block']
 
-# %% ../nbs/11a_layers.ipynb #4f56e86d
+# %% ../nbs/11a_layers.ipynb #3dad3bcb
 import math
 import re
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ import numpy as np
 from .blocks import decode
 from .config import ModelConfig, model_tensors
 from .elementary import rope_steps
+from .kv import EXACT_KV
 from .modelfile import ModelFile
 from .state import Cache
 
@@ -42,7 +43,7 @@ def load_tensor(ops, # backend
     if len(tensor.shape) == 3: return ops.load_experts(data, type)
     return ops.load_matrix(data, type, attr in ROWS_ONLY and not (tied and attr == "token_embd"))
 
-# %% ../nbs/11a_layers.ipynb #386a592c
+# %% ../nbs/11a_layers.ipynb #8a53fb36
 class Model:
     "A model ready to run: its configuration, a backend, and the weights in that backend's form."
     def __init__(self, mf: ModelFile, # the open file; must stay open
@@ -51,6 +52,7 @@ class Model:
                  progress = None, # called with (bytes loaded, bytes in all) after each tensor
                  ):
         self.cfg, self.ops, kinds = cfg, backend, [cfg.mixer(i) for i in range(cfg.n_layer)]
+        self.kv = EXACT_KV                                   # types of keys and values (chapter 02d)
         self.record = True                                   # rounds may be recorded, if the backend can
         self.layers = [SimpleNamespace(index=i, slot=kinds[:i].count(kind)) for i, kind in enumerate(kinds)]
         self.whole, tensors = SimpleNamespace(rope_freqs=None), model_tensors(mf, cfg)
@@ -76,7 +78,7 @@ class Model:
         if cfg.ple_layer >= 0: windows.append(((cfg.ple_conv - 1)*cfg.ple_ngram, cfg.streams*cfg.n_embd))
         def replay(S, k, v, decay, beta, out): self.ops.gdn(S, k, k, v, decay, beta, cfg.gdn_tiled, out)
         return Cache(n_ctx, (cfg.n_layer - nets, cfg.n_kv_head, cfg.head_dim), (nets, cfg.gdn_v, cfg.gdn_dim), windows,
-                     replay, cfg.index_dim, keep)
+                     replay, cfg.index_dim, keep, self.kv)
 
 # %% ../nbs/11a_layers.ipynb #ee476509
 @dataclass

@@ -126,15 +126,15 @@ def peak_bytes() -> int: # bytes
     import resource
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss*(1 if sys.platform == "darwin" else 1024)
 
-# %% ../nbs/25c_protocol.ipynb #b2a8f338
+# %% ../nbs/25c_protocol.ipynb #709f19ab
 def cache_size(cache) -> int: # bytes
     "What a model remembers of a text, as it is allocated."
     arrays = (cache.k, cache.v, cache.index, cache.memory, cache.fresh, *cache.windows)
     return sum(a.nbytes for a in arrays)
 
-def generate_some(path: str, threads: int, n_ctx: int, n: int):
+def generate_some(path: str, threads: int, n_ctx: int, n: int, mode: str = "exact", kv: str = "f16"):
     "In the fresh process: the first token's id, all ids, then the peak of memory and the cache's part of it."
-    engine, ids = Engine.load(path, "cpu", threads=threads, n_ctx=n_ctx), []
+    engine, ids = Engine.load(path, "cpu", mode, threads=threads, n_ctx=n_ctx, kv=kv), []
     session = engine.session(len(engine.tokenizer.encode(START)) + n)
     for token in engine.stream(START, n=n, session=session):
         if not ids: print(token.id, flush=True)
@@ -142,13 +142,15 @@ def generate_some(path: str, threads: int, n_ctx: int, n: int):
     print(*ids, flush=True)
     print(peak_bytes(), cache_size(session.cache), flush=True)
 
-# %% ../nbs/25c_protocol.ipynb #f280ded5
+# %% ../nbs/25c_protocol.ipynb #ceedd787
 def start_turn(path, threads: int, n_ctx: int,
                cold: bool = False, # without compiled kernels
                n: int = DECODED, # tokens
+               mode: str = "exact", kv: str = "f16",
                ): # dict: seconds to the first token, and to the last; ids; bytes at the peak, and of the cache
     "Start a process that loads the model and generates."
-    code = f"from alphabook.protocol import generate_some as f; f({str(path)!r}, {threads}, {n_ctx}, {n})"
+    args = str(path), threads, n_ctx, n, mode, kv
+    code = f"from alphabook.protocol import generate_some; generate_some{args!r}"
     with tempfile.TemporaryDirectory() as empty:
         env, start = os.environ | ({"NUMBA_CACHE_DIR": empty} if cold else {}), time.perf_counter()
         with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env) as p:
@@ -255,7 +257,7 @@ def product_turns(engine: Engine, buffer, # from `read_buffer`
               for t in sorted({1, threads})),
             *(Turn(f"product {kind}", w, 0, lambda t=t: (t.measure(), {})) for kind, w, t in made if t)]
 
-# %% ../nbs/25c_protocol.ipynb #09ad417b
+# %% ../nbs/25c_protocol.ipynb #16530a15
 def start_values(engine: Engine, s: dict, # from `start_turn`
                  ): # ({unit: value}, {name: what was computed})
     "The figures of a start."
@@ -265,7 +267,8 @@ def start_values(engine: Engine, s: dict, # from `start_turn`
 
 def fresh_turn(engine: Engine, threads: int, cold: bool) -> Turn:
     "A start with compiled kernels, or with none."
-    def run(): return start_values(engine, start_turn(engine.mf.path, threads, engine.n_ctx, cold))
+    how = dict(mode=engine.mode, kv=":".join(engine.kv))
+    def run(): return start_values(engine, start_turn(engine.mf.path, threads, engine.n_ctx, cold, **how))
     return Turn("fresh process, no kernels" if cold else "fresh process", 1, len(engine.tokenizer.encode(START)), run)
 
 # %% ../nbs/25c_protocol.ipynb #f5e310c2
@@ -337,13 +340,13 @@ def commit() -> str: # short hash, or None
     except OSError: return None
     return done.stdout.strip() or None
 
-# %% ../nbs/25c_protocol.ipynb #6a05079d
+# %% ../nbs/25c_protocol.ipynb #3aee7adf
 def model_facts(engine: Engine) -> dict:
     "What was measured: name, types of weights, sizes, kinds of products."
     mf, types = engine.mf, summary(engine.mf)["types"]
     return dict(model=re.sub(r"-0*\d+-of-\d+$", "", mf.path.stem), file_bytes=mf.nbytes,
                 quantization=", ".join(t for t in types if t != "F32") or "F32",
-                bytes_per_token=bytes_per_token(mf, engine.cfg),
+                bytes_per_token=bytes_per_token(mf, engine.cfg), mode=engine.mode, kv=":".join(engine.kv),
                 kinds={str(k): dict(tensors=k.names, matrices=len(k.weights), bytes=k.nbytes)
                        for k in kinds(engine.model, mf)})
 
@@ -411,7 +414,7 @@ def measure(engine: Engine, buffer, # from `read_buffer`
     return (facts, peer.facts if peer and not gone else None, [f"{facts['model']}: {w}" for w in wrong + later],
             result_rows(values, facts["model"], facts["quantization"]))
 
-# %% ../nbs/25c_protocol.ipynb #80fe4e00
+# %% ../nbs/25c_protocol.ipynb #1d7f60e7
 def bench(engines, # iterable of Engine, on the CPU; used one after another
           topic: str = None, # of the file of results; None: the model's name, or "models"
           widths = (1, 2, 4, 8, 16, 32), # rows of verify rounds
@@ -430,7 +433,7 @@ def bench(engines, # iterable of Engine, on the CPU; used one after another
     facts, peers, wrong, rows = ([*x] for x in zip(*found))
     wrong, rows, name = sum(wrong, []), sum(rows, []), facts[0]["model"] if len(facts) == 1 else "models"
     return dict(topic=f"bench-{topic or name}", device="cpu", date=datetime.date.today().isoformat(), commit=commit(),
-                command=command, contract_version=CONTRACT_VERSION, mode="exact", threads=threads,
+                command=command, contract_version=CONTRACT_VERSION, mode=facts[0]["mode"], threads=threads,
                 machine=machine(), load=[before, load()], peer=next((p for p in peers if p), None), models=facts,
                 mismatches=wrong, rows=rows + means(rows))
 

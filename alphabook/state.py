@@ -7,43 +7,47 @@ __all__ = ['kv_bytes_per_token', 'KVCache', 'KVSnapshot', 'kv_snapshot', 'kv_res
            'RecurrentState', 'Cache', 'commit', 'recurrent_state', 'set_recurrent', 'checkpoint', 'rollback',
            'Snapshot', 'snapshot', 'restore']
 
-# %% ../nbs/08_state.ipynb #bf60046b
+# %% ../nbs/08_state.ipynb #a5bd95c6
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-# %% ../nbs/08_state.ipynb #202a01c6
+from .kv import EXACT_KV, KV_TYPES, finite_rows, kv_name, pack_rows, row_shape
+
+# %% ../nbs/08_state.ipynb #d47f0d00
 def kv_bytes_per_token(
     n_layer: int, # layers that attend (layers with a recurrent state do not count)
     n_kv_head: int, # key/value heads, not query heads
     head_dim: int, # values per head
-    itemsize: int = 2, # bytes per value: 2 for float16
+    kv: tuple = EXACT_KV, # types of keys and of values
 ) -> int:
-    "Bytes that one position takes in a KV cache."
-    return 2 * n_layer * n_kv_head * head_dim * itemsize
+    "Bytes that one position takes in a KV cache. ValueError if a head is no whole number of a type's blocks."
+    return n_layer * n_kv_head * sum(row_shape(t, head_dim) * KV_TYPES[t].itemsize for t in kv)
 
-# %% ../nbs/08_state.ipynb #0a6df511
+# %% ../nbs/08_state.ipynb #4b1a26a8
 def _rounded(
     cache, # the KVCache to be written
     layer: int, # index of the layer
     pos: int, # absolute position of the first row
     k: np.ndarray, # float32 (W, n_kv_head, head_dim)
     v: np.ndarray, # the same for values
-) -> tuple: # k and v in the cache's type
+) -> tuple: # k and v in the cache's types
     "Rows as the cache will hold them; ValueError, before anything is touched, if they don't belong there."
-    want = (len(k), *cache.k.shape[2:])
+    want = (len(k), *cache.heads)
     if not k.shape == v.shape == want: raise ValueError(f'KVCache.write: k {k.shape}, v {v.shape}: must both be {want}')
     if not cache.n <= pos <= cache.written[layer]:
         raise ValueError(f'KVCache.write: position {pos} of layer {layer}: must be from {cache.n} (committed) '
                          f'to {cache.written[layer]} (written)')
     if pos + len(k) > cache.n_ctx:                            # llama.cpp PR 10641
         raise ValueError(f'KVCache.write: {len(k)} rows at position {pos}: past the context of {cache.n_ctx}')
-    with np.errstate(over='ignore'): k, v = k.astype(cache.k.dtype), v.astype(cache.v.dtype)
-    if not (np.isfinite(k).all() and np.isfinite(v).all()):
-        raise ValueError(f'KVCache.write: layer {layer}, position {pos}: not finite as {cache.k.dtype}')
+    k, v = (pack_rows(x, kv) for x, kv in zip((k, v), cache.kv))
+    for x, kv in zip((k, v), cache.kv):
+        if not finite_rows(x):
+            kv = kv.replace('f16', 'float16')
+            raise ValueError(f'KVCache.write: layer {layer}, position {pos}: not finite as {kv}')
     return k, v
 
-# %% ../nbs/08_state.ipynb #61491703
+# %% ../nbs/08_state.ipynb #fec35230
 class KVCache:
     "Keys and values of every layer at absolute positions: below `n` committed, from `n` on drafts that may be dropped."
 
@@ -53,14 +57,15 @@ class KVCache:
         n_ctx: int, # most positions
         n_kv_head: int, # key/value heads
         head_dim: int, # values per head
-        dtype: type = np.float16, # storage; values are rounded to it once, on write
+        kv: tuple = EXACT_KV, # types of keys and of values; rounded to once, on write
         index_dim: int = 0, # values of a further float32 row per layer and position, for sparse attention's index
     ):
         shape = (n_layer, n_ctx, n_kv_head, head_dim)
         if min(n_layer + 1, *shape[1:], index_dim + 1) < 1:
             raise ValueError(f'KVCache: n_layer, n_ctx, n_kv_head, head_dim = {shape}: '
                              'each must be ≥ 1 (n_layer ≥ 0)')
-        self.k, self.v = np.zeros(shape, dtype), np.zeros(shape, dtype)   # memory is taken when first touched
+        self.kv, self.heads = kv, (n_kv_head, head_dim)
+        self.k, self.v = (np.zeros((*shape[:3], row_shape(t, head_dim)), KV_TYPES[t]) for t in kv)   # on first touch
         self.index = np.zeros((n_layer, n_ctx, index_dim), np.float32)
         self.n, self.n_ctx = 0, n_ctx
         self.written = np.zeros(n_layer, np.int64)            # per layer, the end of what is written
@@ -88,11 +93,11 @@ class KVCache:
         self.n = self.written[:] = int(n)                     # moves no bytes
         return self.n
 
-# %% ../nbs/08_state.ipynb #fbb9f5f4
+# %% ../nbs/08_state.ipynb #a2c0a6c9
 @dataclass(frozen=True)
 class KVSnapshot:
     "The committed part of a KVCache, copied."
-    k: np.ndarray # (n_layer, n, n_kv_head, head_dim), in the cache's type
+    k: np.ndarray # (n_layer, n, n_kv_head, head_dim), or blocks of a head, in the cache's type
     v: np.ndarray # the same for values
     index: np.ndarray # float32 (n_layer, n, index_dim)
 
@@ -111,15 +116,16 @@ def kv_snapshot(
 
 KVCache.snapshot = kv_snapshot
 
-# %% ../nbs/08_state.ipynb #a3cf0988
+# %% ../nbs/08_state.ipynb #8e03cf34
 def kv_restore(
     cache: KVCache, # what it held is lost
     snap: KVSnapshot, # of this cache, or of another with the same layers, heads and type
 ):
     "Make the snapshot the cache's text; ValueError if shape or type differ or the context is too short."
-    have, want = ((*np.delete(a.k.shape, 1).tolist(), a.k.dtype.name, a.index.shape[-1]) for a in (snap, cache))
+    have, want = ((*np.delete(a.k.shape, 1).tolist(), kv_name(a.k.dtype), kv_name(a.v.dtype), a.index.shape[-1])
+                  for a in (snap, cache))
     if have != want:
-        raise ValueError(f'KVCache.restore: snapshot has (layers, heads, values, type, index) = {have}, '
+        raise ValueError(f'KVCache.restore: snapshot has (layers, heads, values, types of k and v, index) = {have}, '
                          f'the cache {want}')
     if snap.n > cache.n_ctx:
         raise ValueError(f'KVCache.restore: snapshot of {snap.n} positions: past the context of {cache.n_ctx}')
@@ -159,7 +165,7 @@ class RecurrentState:
     @property
     def nbytes(self) -> int: return self.memory.nbytes + sum(w.nbytes for w in self.windows)
 
-# %% ../nbs/08_state.ipynb #30013495
+# %% ../nbs/08_state.ipynb #a8179a5f
 class Cache(KVCache):
     "All that a model remembers of a text: keys and values, token ids, recurrent memories and windows."
 
@@ -172,8 +178,9 @@ class Cache(KVCache):
         replay = None, # function (S, k, v, decay, beta, out): the memory after some rows, written to `out`
         index_dim: int = 0, # see KVCache
         keep: int = 4, # most checkpoints that are remembered
+        kv: tuple = EXACT_KV, # see KVCache
     ):
-        super().__init__(attention[0], n_ctx, *attention[1:], index_dim=index_dim)
+        super().__init__(attention[0], n_ctx, *attention[1:], kv, index_dim)
         shape = (*memories, memories[-1])
         self.memory, self.fresh = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
         self.windows = [np.zeros(w, np.float32) for w in windows]
@@ -181,7 +188,7 @@ class Cache(KVCache):
         self.derived = {}                                     # what layers made of committed rows, to use it again
         self.tapes, self.tails = {}, set()                    # recorded rounds; lengths of prompts' last rounds
         self.hidden = None                                    # what the last round left for a block that drafts
-        self.flag = np.zeros(1, np.int64)                     # set when a key or value became infinite as float16
+        self.flag = np.zeros(1, np.int64)                     # set when a key or value was not finite as it is stored
         self.drop()
 
     @property
@@ -199,10 +206,11 @@ class Cache(KVCache):
         self.ids[self.n:self.n + len(ids)], self.width = ids, len(ids)
 
     def check(self):
-        "ValueError if a key or a value of the round was not finite as float16."
+        "ValueError if a key or a value of the round was not finite as it is stored."
         if not self.flag[0]: return
         self.flag[0] = 0
-        raise ValueError(f'Cache: keys or values of positions from {self.n} on are not finite as float16: the model '
+        types = ' and '.join(dict.fromkeys(self.kv)).replace('f16', 'float16')
+        raise ValueError(f'Cache: keys or values of positions from {self.n} on are not finite as {types}: the model '
                          'file is damaged, or its values are too large')
 
     def window(self, i: int) -> np.ndarray:

@@ -106,9 +106,9 @@ def choose_blocks(scores, # float32 [W, n]: of all blocks that are complete at t
         if (pos + 1) % block: chosen[w, complete] = True
     return chosen
 
-# %% ../nbs/03d_streams.ipynb #150af649
+# %% ../nbs/03d_streams.ipynb #ee04b9e1
 def sparse_attention(q, # float32 [W, n_head, D]
-                     k, v, # float16 [n_ctx, n_kv_head, D], rows written up to the largest position
+                     k, v, # [n_ctx, n_kv_head, D], of a type of chapter 02d; rows written up to the largest position
                      positions, # int [W]
                      chosen, # bool [W, ≥ largest position // block + 1], from `choose_blocks`
                      block: int, # positions of a block

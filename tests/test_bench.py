@@ -198,7 +198,7 @@ def test_a_busy_machine_is_told_and_recorded(bench, monkeypatch):
     (['--peer', 'http://localhost:8080'], '--peer'), (['--peer', 'vllm'], '--peer'), (['--device', 'cuda'], '--device'),
     (['--device', 'numpy'], '--device'), (['--widths', '0'], '--widths'), (['--widths', '2,x'], '--widths'),
     (['--widths', '65'], '--widths'), (['--passes', '0'], '--passes'), (['--passes', 'x'], '--passes'),
-    (['--threads', '0'], '--threads'), (['--ctx', '100'], '--ctx'), (['--mode', 'fast'], '--mode'),
+    (['--threads', '0'], '--threads'), (['--ctx', '100'], '--ctx'), (['--mode', 'slow'], '--mode'),
     (['--drafter', 'mtp'], '--drafter'), (['--draft-model', 'x'], '--draft-model'), (['--kv', 'q8_0'], '--kv'),
     (['--cold', '-1'], '--cold'), (['--topic', 'a/b'], '--topic'),
     (['-m', 'nowhere.gguf'], 'nowhere.gguf'), (['-m', 'README.md'], 'README.md'), (['-o', 'README.md/x.json'], '-o'), (['-o', 'README.md'], '-o'), (['--nonsense'], '--nonsense')])

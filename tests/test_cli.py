@@ -79,7 +79,7 @@ def test_compare_fails_on_a_mismatch(tiny, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize('flags, word', [
-    (['--widths', '1,x'], '--widths'), (['--widths', '65'], 'from 1 to 64'), (['--widths', '0'], 'from 1 to 64'), (['--mode', 'fast'], '--mode'),
+    (['--widths', '1,x'], '--widths'), (['--widths', '65'], 'from 1 to 64'), (['--widths', '0'], 'from 1 to 64'),
     (['--device', 'tpu'], '--device'), (['--kv', 'q8_0'], '--kv'), (['--threads', '0'], '--threads'), (['-p', ''], 'empty'), (['--most'], '--most')])
 def test_bad_flags_of_compare(tiny, flags, word): one_line(['compare', '-m', tiny, *flags], word)
 

@@ -40,7 +40,7 @@ def test_rounded_once_to_nearest_even():
 
 
 def test_float32_storage_keeps_every_bit():
-    cache, kv = KVCache(L, 4, H, D, np.float32), rows(0, 4)
+    cache, kv = KVCache(L, 4, H, D, ('f32', 'f32')), rows(0, 4)
     write(cache, 0, kv)
     assert (cache.k == kv[0]).all() and (cache.v == kv[1]).all()
 
@@ -134,7 +134,7 @@ def test_restore_refuses_what_does_not_fit():
     write(cache, 0, rows(0, 8)); cache.commit(8)
     snap = cache.snapshot()
     for other, word in ((KVCache(L, 7, H, D), 'past the context of 7'), (KVCache(L + 1, 8, H, D), 'layers'),
-                        (KVCache(L, 8, H, D + 1), 'values'), (KVCache(L, 8, H, D, np.float32), 'float32')):
+                        (KVCache(L, 8, H, D + 1), 'values'), (KVCache(L, 8, H, D, ('f32', 'f16')), 'f32')):
         with pytest.raises(ValueError, match=word): other.restore(snap)
 
 
