@@ -191,7 +191,7 @@ def copied(ids, # int [n]: the text
     "What followed the source, going round at the text's end."
     return np.asarray(ids)[source + np.arange(n) % (len(ids) - source)].tolist()
 
-# %% ../nbs/15_copying.ipynb #4246bb46
+# %% ../nbs/15_copying.ipynb #8ca6affb
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)               # where groups of match lengths begin
 GROUP = np.searchsorted(LENGTHS, np.arange(MOST + 1), "right") - 1
 PRIOR, TRIALS = 1 - .7/np.array(LENGTHS), 8    # share of hits to begin with, and its weight in trials
@@ -207,7 +207,8 @@ class HitRates:
         self.hits[g], self.trials[g] = self.hits[g] + hit, self.trials[g] + 1
         if self.trials[g] >= FADE: self.hits[g], self.trials[g] = self.hits[g]/2, self.trials[g]/2
 
-    def turn(self, most: int = 16, start: int = TRIALS//2): # trials that other texts are worth, and what one begins with
+    def turn(self, most: int = 16, # trials that other texts are worth
+             start: int = TRIALS//2): # and those that a text begins with
         "Another text begins: what others said counts a little, and the beginning again."
         kept = np.minimum(1, most/self.trials)
         self.hits, self.trials = kept*self.hits + start*PRIOR, kept*self.trials + start

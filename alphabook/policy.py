@@ -184,7 +184,7 @@ class Pace:
 
     def __call__(self) -> float: return self.tokens/self.seconds
 
-# %% ../nbs/17_policy.ipynb #6365f2ca
+# %% ../nbs/17_policy.ipynb #423b5bdf
 SHORT, SURE, FIRM = 6, 12, 0.9                 # a match that must win clearly; one that is sure, and a rate that is
 MARGIN = 0.1                                   # tokens that drafts must be expected to bring, for what is not counted
 HOPES = 0.89, 0.86, 0.85                       # how often a good block's guesses are right (Strata)
@@ -205,7 +205,7 @@ class Auto:
         "Now the prices are known. A block that could hardly earn its passes rests first."
         self.prices, one, part = prices, prices.seconds[1], prices.guess
         self.plain = 1.2*one                   # of a round without drafts, with everything around it
-        self.around = [0.2*one, 0.2*one + 2*part, 0.4*one]    # besides the round itself; the block asked; a copy verified
+        self.around = [0.2*one, 0.2*one + 2*part, 0.4*one]    # besides a round: plain, block asked, copied
         self.pace, chain, tokens, best = Pace(self.plain), 1.0, 1.0, 0.0
         for k, hope in enumerate(HOPES, 1):
             chain *= hope

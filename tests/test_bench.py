@@ -44,7 +44,7 @@ def fake(tmp_path):
 @pytest.fixture
 def bench(tiny_model, monkeypatch, capsys):
     "A function (flags) → (exit code, standard output, lines of standard error), without fresh processes."
-    monkeypatch.setattr(protocol, 'start_turn', lambda *_: dict(first=1.5, last=2.5, ids=[7, 8], peak=10**9, cache=10**6))
+    monkeypatch.setattr(protocol, 'start_turn', lambda *_, **__: dict(first=1.5, last=2.5, ids=[7, 8], peak=10**9, cache=10**6))
     monkeypatch.setattr(protocol, 'read_buffer', lambda: protocol.np.ones(1 << 16, protocol.np.int64))
     def call(*flags, models=('llama',)):
         code = main(['bench', *(x for m in models for x in ('-m', str(tiny_model(m)))), *map(str, flags)])
