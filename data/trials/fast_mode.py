@@ -109,7 +109,7 @@ def main():
     models = "".join(f" -m {Path(m).name}" for m in args.m or ())
     result = dict(topic="fast-mode", device="cpu", date=datetime.date.today().isoformat(), commit=commit(),
                   command=f"python data/trials/fast_mode.py{models} --positions {args.positions} --text {args.text} "
-                          f"--passes {args.passes}",
+                          f"--passes {args.passes} --threads {threads}",
                   contract_version=CONTRACT_VERSION, mode="fast", threads=threads, machine=machine(),
                   load=[before, load()], models=facts, rows=rows)
     print(write_result(result, args.o or ROOT/"data"/"results"))
