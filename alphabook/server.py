@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['KINDS', 'GRACE', 'Json', 'error_response', 'body_error', 'http_error', 'handle_errors', 'key_in', 'is_loopback',
-           'host_of', 'Guard', 'sse', 'openai_routes', 'model_card', 'anthropic_routes', 'Tokenize', 'Detokenize',
-           'native_routes', 'piece', 'props', 'metrics', 'state_routes', 'make_app', 'Server', 'listen', 'serve']
+           'host_of', 'Guard', 'sse', 'submitted', 'openai_routes', 'model_card', 'anthropic_routes', 'Tokenize',
+           'Detokenize', 'native_routes', 'piece', 'props', 'metrics', 'state_routes', 'make_app', 'Server', 'listen',
+           'serve']
 
 # %% ../nbs/24h_server.ipynb #3eeac8d7
 import asyncio
@@ -93,7 +94,7 @@ def host_of(header: str) -> str: # such as localhost:8080 or [::1]:8080
     "A Host header without its port."
     return header.partition("]")[0] + "]" if header.startswith("[") else header.partition(":")[0]
 
-# %% ../nbs/24h_server.ipynb #0a146cc2
+# %% ../nbs/24h_server.ipynb #74fe53cf
 class Guard:
     "ASGI middleware: key, host, size."
     def __init__(self, app, key: str = None, local: bool = True, # whether only names of this machine are answered
@@ -121,25 +122,31 @@ class Guard:
             raise ApiError(403, "this server answers to localhost only; to use another name, start it with --api-key",
                            "permission_error", code="bad_host")
 
+    def fits(self, n: int): # bytes
+        "Raise `ApiError` 413 for a body that is too large."
+        if n > self.most: raise ApiError(413, f"the body is larger than {self.most} bytes", code="request_too_large")
+
     async def body(self, headers: dict, receive) -> bytes | None: # None: the client left
         "The whole body, or `ApiError` 413."
-        length, parts, n = headers.get(b"content-length", b"0"), [], 0
-        while True:
-            if (int(length) if length.isdigit() else 0) > self.most or n > self.most:
-                raise ApiError(413, f"the body is larger than {self.most} bytes", code="request_too_large")
+        length, parts, n, more = headers.get(b"content-length", b"0"), [], 0, True
+        self.fits(int(length) if length.isdigit() else 0)
+        while more:
             message = await receive()
             if message["type"] == "http.disconnect": return None
             parts.append(message.get("body", b""))
-            n += len(parts[-1])
-            if not message.get("more_body"): break
-        if n > self.most: raise ApiError(413, f"the body is larger than {self.most} bytes", code="request_too_large")
+            n, more = n + len(parts[-1]), message.get("more_body")
+            self.fits(n)
         return b"".join(parts)
 
-# %% ../nbs/24h_server.ipynb #22109c76
+# %% ../nbs/24h_server.ipynb #3eba4baf
 def sse(events) -> StreamingResponse: # async generator of strings
     "A stream of events."
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}         # the second is for nginx
     return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+
+async def submitted(service: Service, request: Request, wish) -> Answers:
+    "The answers to a wish, on their way. `ApiError` for what can't be done."
+    return Answers(service, request.receive, await asyncio.to_thread(service.jobs, wish))
 
 def openai_routes(app: FastAPI, service: Service):
     "Chat completions, completions, models."
@@ -147,7 +154,7 @@ def openai_routes(app: FastAPI, service: Service):
     async def chat(request: Request, body: ChatRequest):
         "Answer a conversation."
         wish, opened, tools = await asyncio.to_thread(chat_wish, service, body)
-        answers = Answers(service, request.receive, await asyncio.to_thread(service.jobs, wish))
+        answers = await submitted(service, request, wish)
         if body.stream: return sse(chat_stream(service, answers, opened, tools, body))
         return Json(await chat_answer(service, answers, opened, tools))
 
@@ -155,7 +162,7 @@ def openai_routes(app: FastAPI, service: Service):
     async def completions(request: Request, body: CompletionRequest):
         "Continue a text."
         wish = await asyncio.to_thread(completion_wish, service, body)
-        answers = Answers(service, request.receive, await asyncio.to_thread(service.jobs, wish))
+        answers = await submitted(service, request, wish)
         if body.stream: return sse(completion_stream(service, answers, body))
         return Json(await completion_answer(service, answers))
 
@@ -178,14 +185,14 @@ def model_card(service: Service) -> dict:
                 architecture=cfg.arch, size=sum(t.nbytes for t in tensors))
     return dict(id=service.name, object="model", created=0, owned_by="alphabook", meta=meta)
 
-# %% ../nbs/24h_server.ipynb #6f1cefb4
+# %% ../nbs/24h_server.ipynb #0ccbed9e
 def anthropic_routes(app: FastAPI, service: Service):
     "Messages, and how many tokens they are."
     @app.post("/v1/messages")
     async def messages(request: Request, body: MessagesRequest):
         "Answer a conversation."
         wish, opened, tools = await asyncio.to_thread(messages_wish, service, body)
-        answers = Answers(service, request.receive, await asyncio.to_thread(service.jobs, wish))
+        answers = await submitted(service, request, wish)
         if body.stream: return sse(messages_stream(service, answers, opened, tools))
         return Json(await messages_answer(service, answers, opened, tools))
 
