@@ -96,7 +96,7 @@ def bench_flags(p: Parser):
     p.add_argument("--topic", metavar="NAME", help="name of the results; default: the model's")
     p.add_argument("-o", "--out", metavar="PATH", help="write a JSON file: its name, or a folder of results")
 
-# %% ../nbs/28_cli.ipynb #7c56f5bb
+# %% ../nbs/28_cli.ipynb #ec85dd19
 def serve_flags(p: Parser):
     "The flags of `serve`."
     p.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)")
@@ -106,6 +106,10 @@ def serve_flags(p: Parser):
     p.add_argument("--parallel", type=int, metavar="N",
                    help="answers at a time, and conversations that are remembered (default 4; on a GPU 1)")
     p.add_argument("--queue", type=int, default=64, metavar="N", help="most requests that wait (default 64)")
+    p.add_argument("--log", default="-", metavar="FILE",
+                   help="a line of JSON for each request, without its text; -: standard error (default), or none")
+    p.add_argument("--grace", type=float, default=10.0, metavar="S",
+                   help="seconds that answers get to finish when the server is asked to stop (default 10)")
 
 # %% ../nbs/28_cli.ipynb #fa9d6c60
 def make_parser() -> Parser:
@@ -413,7 +417,7 @@ def finish_bench(result: dict, table, args) -> int: # result; function that make
     if args.out and not result["mismatches"]: say(f"written: {write_result(result, args.out)}")
     return 1 if result["mismatches"] else 0
 
-# %% ../nbs/28_cli.ipynb #3114cbcb
+# %% ../nbs/28_cli.ipynb #307ac013
 SERVED = 16_384                                # positions of a served conversation, if --ctx doesn't say
 
 def check_serve(args):
@@ -422,6 +426,7 @@ def check_serve(args):
     for flag, value, low, high in (("--parallel", args.parallel, 1, 64), ("--queue", args.queue, 1, 10_000)):
         if value is not None and not low <= value <= high:
             raise ValueError(f"{flag} {value}: must be from {low} to {high}")
+    if not 0 <= args.grace <= 3600: raise ValueError(f"--grace {args.grace}: must be from 0 to 3600")
     if args.api_key is not None and not (args.api_key.isascii() and args.api_key.strip() == args.api_key != ""):
         raise ValueError("--api-key: must be ASCII, not empty, without spaces around it")
     pick_backend(args.device)
@@ -430,7 +435,9 @@ def check_serve(args):
 def cmd_serve(args) -> int:
     "alphabook serve"
     check_serve(args)
-    try: from alphabook.server import is_loopback, serve
+    try:
+        from alphabook.operation import Log
+        from alphabook.server import is_loopback, serve
     except ImportError as e:
         raise ValueError(f'serve needs more packages ({e.name}): pip install "alphabook[server]"') from None
     def ready(where, service):
@@ -439,10 +446,11 @@ def cmd_serve(args) -> int:
         if not args.api_key and not is_loopback(args.host):
             say(f"warning: --host {args.host} without --api-key: who can reach this address can use the model")
         if args.json: print(json.dumps(dict(url=where, model=model, n_ctx=n_ctx)), flush=True)
+    log = Log(args.log)
     slots = args.parallel or (1 if pick_backend(args.device) == "cuda" else 4)
     with patience("loading; the first start after an installation also compiles kernels, which takes a while") as done:
         serve(lambda: load_engine(args), args.host, args.port, args.api_key, lambda *x: (done(), ready(*x)),
-              slots=slots, waiting=args.queue, n_ctx=args.ctx or SERVED)
+              log, args.grace, slots=slots, waiting=args.queue, n_ctx=args.ctx or SERVED)
     return 0
 
 # %% ../nbs/28_cli.ipynb #b325691e

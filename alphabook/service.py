@@ -6,19 +6,21 @@
 __all__ = ['Small', 'Bias', 'CANT', 'KEYS', 'ApiError', 'refused', 'Body', 'Sampling', 'check_extra', 'sampling_defaults',
            'Service', 'Wish', 'settings', 'biases', 'jobs', 'Answers']
 
-# %% ../nbs/24d_service.ipynb #8ff1305a
+# %% ../nbs/24d_service.ipynb #bae83931
 import asyncio
 import json
 import secrets
+import threading
 from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-# %% ../nbs/24d_service.ipynb #748d3d52
-from .chat import ChatTemplate
+# %% ../nbs/24d_service.ipynb #ad63bf9a
+from .chat import template_source
 from .steering import Grammars, log_probs, one_after_another, penalties
-from .turns import Job, Refused, Scheduler
+from .templates import GuardedTemplate
+from .turns import CLOSING, Job, Refused, Scheduler
 
 # %% ../nbs/24d_service.ipynb #0e3341ca
 class ApiError(Exception):
@@ -85,28 +87,39 @@ def sampling_defaults(meta) -> dict: # temp, top_k, top_p, min_p, repeat
         if isinstance(value, (int, float)) and 0 <= value <= high[name]: given[name] = type(given[name])(value)
     return given
 
-# %% ../nbs/24d_service.ipynb #ab14cec0
+# %% ../nbs/24d_service.ipynb #236da85b
 class Service:
     "What all endpoints share: the scheduler, the model's names and templates, the limits."
     def __init__(self, scheduler: Scheduler, most_choices: int = 8):
-        self.scheduler, self.most_choices, self.made = scheduler, most_choices, None
+        self.scheduler, self.most_choices, self.made, self.template = scheduler, most_choices, None, None
+        self.lock = threading.Lock()
 
     def ready(self):
         "The engine, or `ApiError` 503."
         if self.scheduler.state != "ready":
             waits = self.scheduler.state == "loading"
-            raise refused(Refused(503, "the model is loading" if waits else "the server is shutting down"))
+            raise refused(Refused(503, "the model is loading" if waits else CLOSING))
         engine = self.scheduler.engine
-        if self.made is not engine:
-            self.defaults = sampling_defaults(engine.mf.meta)
-            self.grammars = Grammars(engine.tokenizer, engine.cfg.n_vocab)
-            self.name = str(engine.mf.meta.get("general.name") or engine.mf.path.stem)
-            try: self.template, self.why_not = engine.chat_template(), ""
-            except ValueError as e: self.template, self.why_not = None, str(e)
-            self.made = engine
+        with self.lock:
+            if self.made is not engine: self.learn(engine)
         return engine
 
-    def chat_template(self) -> ChatTemplate:
+    def learn(self, engine):
+        "What the endpoints need to know of the model."
+        self.defaults = sampling_defaults(engine.mf.meta)
+        self.grammars = Grammars(engine.tokenizer, engine.cfg.n_vocab)
+        self.name = str(engine.mf.meta.get("general.name") or engine.mf.path.stem)
+        try:
+            self.template, self.why_not = GuardedTemplate(*template_source(engine.mf.meta, engine.tokenizer)), ""
+            self.template.start()
+        except ValueError as e: self.template, self.why_not = None, str(e)
+        self.made = engine
+
+    def close(self):
+        "End what was started for the model."
+        if self.template: self.template.close()
+
+    def chat_template(self) -> GuardedTemplate:
         "The model's template, or `ApiError`."
         self.ready()
         if not self.template: raise ApiError(400, self.why_not, param="messages", code="no_chat_template")

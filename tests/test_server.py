@@ -8,9 +8,9 @@ from conftest import ROOT
 pytest.importorskip("fastapi"); pytest.importorskip("uvicorn")
 MODEL, KEY = ROOT / "data/models/alphabook-mini.gguf", "a-secret"
 
-def start(*flags):
+def start(*flags, model=MODEL):
     "A server process, and its address once it is ready."
-    p = subprocess.Popen([sys.executable, "-m", "alphabook", "serve", "-m", str(MODEL), "--port", "0", *map(str, flags)],
+    p = subprocess.Popen([sys.executable, "-m", "alphabook", "serve", "-m", str(model), "--port", "0", *map(str, flags)],
                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     seen = []
     for line in p.stderr:
@@ -22,8 +22,11 @@ def start(*flags):
     return p, line.split()[1].removeprefix("http://")
 
 @pytest.fixture(scope="module")
-def server():
-    p, address = start("--api-key", KEY, "--queue", 6, "--parallel", 2, "--ctx", 2048)
+def log(tmp_path_factory): return tmp_path_factory.mktemp("log") / "requests.jsonl"
+
+@pytest.fixture(scope="module")
+def server(log):
+    p, address = start("--api-key", KEY, "--queue", 6, "--parallel", 2, "--ctx", 2048, "--log", log)
     yield address
     p.send_signal(signal.SIGTERM)
     assert p.wait(30) == 0, "".join(p.seen)
@@ -364,6 +367,84 @@ def test_a_server_without_a_key_answers_to_localhost_only_and_ends_gently():
         assert out[0][0] == 200 and out[0][1]["usage"]["completion_tokens"] == 150       # it was allowed to finish
         assert p.wait(20) == 0
     finally: p.kill()
+
+# ---- what it tells, and what it doesn't
+
+def test_the_log_has_numbers_and_no_text(server, log, engine):
+    secret = "Xylophone Quagmire"
+    def lines(since): return [json.loads(x) for x in log.read_text().splitlines()[since:]]
+    n = len(lines(0))
+    done = lambda k: until(lambda: len(lines(n)) >= k)
+    answer = post(server, "/v1/completions", prompt=PROMPT + secret, max_tokens=30, n=2, temperature=0)[1]; done(1)
+    events(server, "/v1/chat/completions", messages=[dict(role="user", content=secret)], max_tokens=4); done(2)
+    post(server, "/v1/completions", prompt=secret, temperature="hot"); done(3)
+    ask(server, "GET", "/v1/" + secret.split()[0], key="stolen-key"); done(4)
+    leave(server, None, prompt=PROMPT, max_tokens=2000, logit_bias={"0": -100, "2": -100}, stream=True); done(5)
+    ask(server, "GET", "/health"); ask(server, "GET", "/metrics")
+    whole, stream, bad, lost, gone = lines(n)
+    assert [r["status"] for r in lines(n)] == [200, 200, 400, 401, 200] and len({r["id"] for r in lines(n)}) == 5
+    assert (whole["path"], whole["method"], whole["stream"], stream["stream"]) == ("/v1/completions", "POST", False, True)
+    a, b = whole["jobs"]
+    g = engine.generate(PROMPT + secret, n=30)
+    assert a["predicted_n"] == g.predicted_n and a["cache_n"] + a["prompt_n"] == g.prompt_n and a["end"] == "finished"
+    assert a["drafted"] >= a["accepted"] == sum(sum(m["accepted_per_position"]) for m in a["by_drafter"].values())
+    assert 0 <= a["queue_ms"] <= a["first_ms"] <= a["total_ms"] <= whole["ms"] and a["rounds"] > 0 and not a["sampled"]
+    assert b["cache_hit_rate"] is not None and a["draft_hit_rate"] == round(a["accepted"]/a["drafted"], 4)
+    assert (bad["error"], bad["jobs"], lost["error"], lost["path"]) == ("bad_value", [], "invalid_api_key", None)
+    assert gone["jobs"][0]["end"] == "left"
+    text = log.read_text()
+    assert not any(w in text for w in (*secret.split(), KEY, "stolen", "fibonacci", str(ROOT)))
+    assert answer["choices"][0]["text"] not in text and json.loads(text.splitlines()[0])["event"] == "ready"
+
+def with_template(path, source):
+    "A copy of the model with another chat template."
+    from alphabook.modelfile import ModelFile, write_gguf
+    with ModelFile(MODEL) as mf:
+        meta = dict(mf.meta) | {"tokenizer.chat_template": source}
+        write_gguf(path, meta, [(t.name, t.shape, t.type.name, t.data) for t in mf.tensors.values()])
+    return path
+
+def test_a_template_without_an_end_costs_its_own_requests_and_streams_have_an_end(tmp_path):
+    "The file is not trusted; and a server that is asked to stop ends what takes too long, and says so."
+    loops = "{% if messages[0].content == 'loop' %}" + "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3 + "{% endif %}x{{ messages[0].content }}"
+    p, address = start("--ctx", 100_000, "--grace", 1, model=with_template(tmp_path / "loops.gguf", loops))
+    try:
+        talk = lambda text: ask(address, "POST", "/v1/chat/completions", dict(messages=[dict(role="user", content=text)], max_tokens=3), key=None)
+        late = []
+        loop = threading.Thread(target=lambda: late.append((talk("loop"), time.perf_counter()))); begun = time.perf_counter(); loop.start()
+        assert ask(address, "POST", "/v1/completions", dict(prompt="x", max_tokens=3), key=None)[0] == 200 and not late    # others go on
+        loop.join()
+        (status, answer), ended = late[0]
+        assert status == 400 and "chat template: it takes longer than 5 s" == answer["error"]["message"] and ended - begun < 9
+        assert talk("fine")[0] == 200
+        endless = dict(prompt="x", max_tokens=90_000, logit_bias={"0": -100, "2": -100}, stream=True)
+        out = []
+        def listen():
+            c = http.client.HTTPConnection(address, timeout=60)
+            c.request("POST", "/v1/completions", json.dumps(endless), {"Content-Type": "application/json"})
+            out.append(c.getresponse().read())
+        stream = threading.Thread(target=listen); stream.start()
+        until(lambda: "alphabook_requests_processing 1" in ask(address, "GET", "/metrics", key=None)[1])
+        p.send_signal(signal.SIGTERM); begun = time.perf_counter()
+        stream.join()
+        last = json.loads(out[0].split(b"\n\n")[-2][6:])
+        assert last["error"]["code"] == "unavailable" and "shutting down" in last["error"]["message"]
+        assert p.wait(20) == 0 and 0.9 < time.perf_counter() - begun < 6
+    finally: p.kill()
+
+def test_a_body_that_does_not_arrive(monkeypatch):
+    import asyncio
+    from alphabook import server as doors
+    monkeypatch.setattr(doors, "PATIENCE", 0.05)
+    sent = []
+    async def one():
+        async def receive(): await asyncio.sleep(30)
+        async def send(message): sent.append(message)
+        scope = dict(type="http", method="POST", path="/v1/completions", headers=[(b"host", b"localhost")], app=None)
+        await doors.Guard(None)(scope, receive, send)
+    asyncio.run(one())
+    assert sent[0]["status"] == 408 and json.loads(sent[1]["body"])["error"]["code"] == "request_timeout"
+    assert any(name == b"x-request-id" for name, _ in sent[0]["headers"])
 
 def test_a_port_that_is_taken_and_a_package_that_is_missing(server):
     run = lambda *argv, code="": subprocess.run([sys.executable, "-c", code + "import sys, alphabook.cli as c; sys.exit(c.main(sys.argv[1:]))",
