@@ -92,12 +92,13 @@ def what_waits(s: Scheduler, seconds: float) -> str: # "": all is well
     return (f"no progress for {quiet:.0f} s: in the {job.phase} of a request, {far}; {len(active)} active, "
             f"{len(s.waiting)} waiting; at {standing(s.thread)}")
 
-# %% ../nbs/24g_operation.ipynb #cc8ceee9
+# %% ../nbs/24g_operation.ipynb #8a83a387
 class Watchdog:
     "Looks at a scheduler now and then, and tells each standstill once."
     def __init__(self, scheduler: Scheduler, tell, # function of a line
                  seconds: float = 30.0):
-        self.scheduler, self.tell, self.seconds, self.told, self.over = scheduler, tell, seconds, None, threading.Event()
+        self.scheduler, self.tell, self.seconds = scheduler, tell, seconds
+        self.told, self.over = None, threading.Event()
 
     def look(self):
         "Tell what waits, if it is news."
