@@ -8,7 +8,7 @@ __all__ = ['KINDS', 'QUIET', 'PATIENCE', 'GRACE', 'Json', 'error_response', 'bod
            'anthropic_routes', 'Tokenize', 'Detokenize', 'native_routes', 'piece', 'props', 'metrics', 'state_routes',
            'bark', 'make_app', 'Server', 'listen', 'serve']
 
-# %% ../nbs/24h_server.ipynb #ed373657
+# %% ../nbs/24h_server.ipynb #990dd5ca
 import asyncio
 import hmac
 import ipaddress
@@ -25,16 +25,17 @@ from contextlib import asynccontextmanager, contextmanager
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
-# %% ../nbs/24h_server.ipynb #7af5c58f
+# %% ../nbs/24h_server.ipynb #512736df
 import alphabook
 from .anthropic_api import (CountRequest, MessagesRequest, messages_answer, messages_stream, messages_wish,
                                      prompt_tokens)
 from .openai_api import (ChatRequest, CompletionRequest, chat_answer, chat_stream, chat_text, chat_wish,
                                   completion_answer, completion_stream, completion_wish, dumps)
 from .operation import Log, Note, Watchdog
+from .page import chat_page
 from .service import Answers, ApiError, Body, Service
 from .turns import CLOSING, Refused, Scheduler
 
@@ -314,9 +315,13 @@ def metrics(s: Scheduler) -> str:
                   for name, m in sorted(s.by_drafter.items())]
     return "\n".join(lines) + "\n"
 
-# %% ../nbs/24h_server.ipynb #dc3436f8
+# %% ../nbs/24h_server.ipynb #cbb2696c
 def state_routes(app: FastAPI, service: Service):
-    "Health, properties, metrics."
+    "Health, properties, metrics, and the chat page."
+    page, headers = chat_page()
+    @app.get("/", include_in_schema=False)
+    async def talk(): return HTMLResponse(page, headers=headers)
+
     @app.get("/health")
     async def health():
         service.ready()
