@@ -11,11 +11,12 @@ from base64 import b64encode
 
 from .engine import COLOURS
 
-# %% ../nbs/24ga_page.ipynb #21c1d2cf
+# %% ../nbs/24ga_page.ipynb #e64379e0
 STYLE = """
 :root { color-scheme: light dark; --page: #fff; --ink: #222; --faint: #777; --line: #ddd; --mine: #f1f4f8 }
 @media (prefers-color-scheme: dark) {
-  :root { --page: #16181c; --ink: #ddd; --faint: #8a8f98; --line: #363a42; --mine: #22262d } }
+  :root { --page: #16181c; --ink: #ddd; --faint: #8a8f98; --line: #363a42; --mine: #22262d }
+}
 * { box-sizing: border-box }
 body { margin: 0; background: var(--page); color: var(--ink); font: 16px/1.55 system-ui, sans-serif;
   display: flex; flex-direction: column; height: 100vh; height: 100dvh }
@@ -40,13 +41,13 @@ button { cursor: pointer } button:disabled { opacity: .4; cursor: default }
 [hidden] { display: none !important }
 """
 
-# %% ../nbs/24ga_page.ipynb #32df18bf
+# %% ../nbs/24ga_page.ipynb #21aca1f1
 def token_style() -> str:
     "Each drafter's colour, for the spans of tokens."
-    rules = (f'[data-by="{name}"] {{ background: rgba({rgb},{.12 if not name else .32}) }}' for name, rgb in COLOURS.items())
-    return "\n".join(rules)
+    shades = ((name, rgb, .32 if name else .12) for name, rgb in COLOURS.items())
+    return "\n".join(f'[data-by="{name}"] {{ background: rgba({rgb},{alpha}) }}' for name, rgb, alpha in shades)
 
-# %% ../nbs/24ga_page.ipynb #91ca4336
+# %% ../nbs/24ga_page.ipynb #dfc1decd
 BODY = """
 <header>
 <h1>alphabook</h1><span id="model" class="figures"></span>
@@ -67,7 +68,7 @@ LEGEND</span>
 <button id="clear" type="button">Clear</button>
 <label>system <input id="system"></label>
 <label>temperature <input id="temperature" type="number" min="0" max="5" step="0.1" placeholder="file's"></label>
-<label>most tokens <input id="most" type="number" min="1" value="512"></label>
+<label>length <input id="most" type="number" min="1" value="512"></label>
 </form>
 """
 
