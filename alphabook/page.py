@@ -212,7 +212,7 @@ async function name() {
 name()
 """
 
-# %% ../nbs/24ga_page.ipynb #a3a5b4dc
+# %% ../nbs/24ga_page.ipynb #b9fd9b16
 def digest(text: str) -> str:
     "A hash as a content security policy wants it."
     return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
@@ -220,8 +220,8 @@ def digest(text: str) -> str:
 def chat_page() -> tuple: # (HTML, headers)
     "The page, and what it may do."
     style, script = STYLE + token_style() + "\n", TALK + STREAM + ASK + WIRE
-    policy = (f"default-src 'none'; script-src {digest(script)}; style-src {digest(style)}; connect-src 'self'; img-src data:; "
-              "base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+    policy = (f"default-src 'none'; script-src {digest(script)}; style-src {digest(style)}; connect-src 'self'; "
+              "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
     page = ('<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>alphabook</title>\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">\n'
             f"<style>{style}</style>\n{BODY.replace('LEGEND', legend())}<script>{script}</script>\n")
