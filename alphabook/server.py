@@ -28,12 +28,12 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
-# %% ../nbs/24h_server.ipynb #512736df
+# %% ../nbs/24h_server.ipynb #cffb3624
 import alphabook
 from .anthropic_api import (CountRequest, MessagesRequest, messages_answer, messages_stream, messages_wish,
                                      prompt_tokens)
 from .openai_api import (ChatRequest, CompletionRequest, chat_answer, chat_stream, chat_text, chat_wish,
-                                  completion_answer, completion_stream, completion_wish, dumps)
+                                  completion_answer, completion_stream, completion_wishes, dumps)
 from .operation import Log, Note, Watchdog
 from .page import chat_page
 from .service import Answers, ApiError, Body, Service
@@ -172,16 +172,17 @@ class Guard:
             self.fits(n)
         return b"".join(parts)
 
-# %% ../nbs/24h_server.ipynb #ecb5ef54
+# %% ../nbs/24h_server.ipynb #1410749d
 def sse(events) -> StreamingResponse: # async generator of strings
     "A stream of events."
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}         # the second is for nginx
     return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
-async def submitted(service: Service, request: Request, wish) -> Answers:
-    "The answers to a wish, on their way. `ApiError` for what can't be done."
-    answers = Answers(service, request.receive, await asyncio.to_thread(service.jobs, wish))
-    request.scope["note"].jobs, request.scope["note"].stream = answers.jobs, bool(wish.sampling.stream)
+async def submitted(service: Service, request: Request, *wishes) -> Answers:
+    "The answers to wishes, on their way. `ApiError` for what can't be done."
+    jobs = await asyncio.to_thread(lambda: [job for wish in wishes for job in service.jobs(wish)])
+    answers = Answers(service, request.receive, jobs)
+    request.scope["note"].jobs, request.scope["note"].stream = answers.jobs, bool(wishes[0].sampling.stream)
     return answers
 
 def openai_routes(app: FastAPI, service: Service):
@@ -197,8 +198,7 @@ def openai_routes(app: FastAPI, service: Service):
     @app.post("/v1/completions")
     async def completions(request: Request, body: CompletionRequest):
         "Continue a text."
-        wish = await asyncio.to_thread(completion_wish, service, body)
-        answers = await submitted(service, request, wish)
+        answers = await submitted(service, request, *await asyncio.to_thread(completion_wishes, service, body))
         if body.stream: return sse(completion_stream(service, answers, body))
         return Json(await completion_answer(service, answers))
 

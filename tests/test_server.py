@@ -21,6 +21,14 @@ def start(*flags, model=MODEL):
     p.seen, p.drain = seen, drain
     return p, line.split()[1].removeprefix("http://")
 
+def with_template(path, source):
+    "A copy of the model with another chat template."
+    from alphabook.modelfile import ModelFile, write_gguf
+    with ModelFile(MODEL) as mf:
+        meta = dict(mf.meta) | {"tokenizer.chat_template": source}
+        write_gguf(path, meta, [(t.name, t.shape, t.type.name, t.data) for t in mf.tensors.values()])
+    return path
+
 @pytest.fixture(scope="module")
 def log(tmp_path_factory): return tmp_path_factory.mktemp("log") / "requests.jsonl"
 
@@ -190,6 +198,81 @@ def test_json_schema_is_held_to_or_refused(server, openai_client):
         status, answer = post(server, "/v1/chat/completions", messages=CHAT, response_format=form)
         assert status == 400 and answer["error"]["code"] == "invalid_schema"
 
+CITY = dict(type="object", required=["city"], additionalProperties=False, properties=dict(city=dict(type="string", maxLength=9)))
+TOOLS = [dict(type="function", function=dict(name="weather", parameters=CITY)), dict(type="function", function=dict(name="now"))]
+
+def test_a_call_that_must_come(server, openai_client):
+    pytest.importorskip("llguidance")
+    ask_for = dict(model="x", messages=CHAT, tools=TOOLS, max_tokens=80, temperature=1.2)
+    for choice, names in (("required", {"weather", "now"}), (dict(type="function", function=dict(name="weather")), {"weather"})):
+        for seed in (1, 2):
+            choice_ = openai_client.chat.completions.create(**ask_for, tool_choice=choice, seed=seed).choices[0]
+            call = choice_.message.tool_calls[0].function
+            assert choice_.finish_reason == "tool_calls" and not choice_.message.content and call.name in names
+            arguments = json.loads(call.arguments)
+            assert call.name == "now" or set(arguments) == {"city"} and len(arguments["city"]) <= 9
+            chunks = list(openai_client.chat.completions.create(**ask_for, tool_choice=choice, seed=seed, stream=True))
+            sent = [d for c in chunks if c.choices for d in c.choices[0].delta.tool_calls or []]
+            assert sent[0].function.name == call.name and "".join(d.function.arguments for d in sent) == call.arguments
+    import anthropic
+    client = anthropic.Anthropic(base_url=f"http://{server}", api_key=KEY, max_retries=0)
+    tools = [dict(name=t["function"]["name"], input_schema=t["function"].get("parameters", dict(type="object"))) for t in TOOLS]
+    for choice in (dict(type="any"), dict(type="tool", name="weather")):
+        answer = client.messages.create(model="x", messages=CHAT[1:], tools=tools, max_tokens=80, tool_choice=choice)
+        assert answer.stop_reason == "tool_use" and answer.content[0].type == "tool_use" and answer.content[0].name in ("weather", "now")
+    bad = [dict(type="function", function=dict(name="f", parameters=dict(type="nonsense")))]
+    status, answer = post(server, "/v1/chat/completions", messages=CHAT, tools=bad, tool_choice="required")
+    assert status == 400 and (answer["error"]["param"], answer["error"]["code"]) == ("tools", "invalid_schema")
+
+def test_several_prompts_in_one_request(server, engine, openai_client):
+    prompts = [PROMPT, "import os\n", PROMPT]
+    want = [engine.generate(p, n=12).text for p in prompts]
+    answer = openai_client.completions.create(model="x", prompt=prompts, max_tokens=12, temperature=0)
+    assert [(c.index, c.text) for c in answer.choices] == list(enumerate(want))
+    assert answer.usage.prompt_tokens == sum(len(engine.tokenizer.encode(p)) for p in prompts)
+    texts = [""] * 3
+    for c in openai_client.completions.create(model="x", prompt=prompts, max_tokens=12, temperature=0, stream=True):
+        for choice in c.choices: texts[choice.index] += choice.text
+    assert texts == want
+    ids = [engine.tokenizer.encode(p) for p in prompts[:2]]
+    answer = openai_client.completions.create(model="x", prompt=ids, max_tokens=12, temperature=0.8, seed=3, n=2)
+    assert [c.text for c in answer.choices] == [engine.generate(p, n=12, temp=0.8, seed=s).text for p in ids for s in (3, 4)]
+
+# ---- thoughts
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory):
+    "A server whose model begins with a thought, as its template says."
+    source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: {% if enable_thinking is undefined or enable_thinking %}<think>\n{% endif %}"
+    p, address = start("--api-key", KEY, "--ctx", 2048, model=with_template(tmp_path_factory.mktemp("thinker") / "thinker.gguf", source))
+    yield address
+    p.send_signal(signal.SIGTERM); p.wait(30)
+
+def test_thoughts_leave_room_for_an_answer(thinker):
+    for n, more in ((60, {}), (60, dict(thinking_budget=5)), (200, dict(temperature=1.0, seed=1))):
+        answer = post(thinker, "/v1/chat/completions", messages=CHAT, max_tokens=n, logit_bias={"0": -100, "2": -100}, **more)[1]
+        message, k = answer["choices"][0]["message"], answer["usage"]["completion_tokens"]
+        assert k == n and message["reasoning_content"] and message["content"], answer
+        assert "<think>" not in message["content"] and "</think>" not in message["content"] + message["reasoning_content"]
+        if more.get("thinking_budget"): assert len(message["reasoning_content"]) < 60 < len(message["content"])
+        sent = [json.loads(e[6:])["choices"][0]["delta"] for e in events(thinker, "/v1/chat/completions", messages=CHAT, max_tokens=n,
+                                                                        logit_bias={"0": -100, "2": -100}, **more)[:-1]]
+        for kind in ("reasoning_content", "content"): assert "".join(d.get(kind) or "" for d in sent) == message[kind]
+    import anthropic
+    client = anthropic.Anthropic(base_url=f"http://{thinker}", api_key=KEY, max_retries=0)
+    blocks = client.messages.create(model="x", messages=CHAT[1:], max_tokens=60, thinking=dict(type="enabled", budget_tokens=8)).content
+    assert [b.type for b in blocks] == ["thinking", "text"] and len(blocks[0].thinking) < 80
+    assert client.messages.create(model="x", messages=CHAT[1:], max_tokens=9, thinking=dict(type="disabled")).content[0].type == "text"
+
+def test_a_schema_and_a_call_hold_behind_a_thought(thinker):
+    pytest.importorskip("llguidance")
+    form = dict(type="json_schema", json_schema=dict(name="city", schema=CITY))
+    for how in (dict(temperature=0), dict(temperature=1.0, seed=3)):
+        message = post(thinker, "/v1/chat/completions", messages=CHAT, max_tokens=120, response_format=form, **how)[1]["choices"][0]["message"]
+        assert message["reasoning_content"] and set(json.loads(message["content"])) == {"city"}
+        message = post(thinker, "/v1/chat/completions", messages=CHAT, max_tokens=120, tools=TOOLS, tool_choice="required", **how)[1]["choices"][0]["message"]
+        assert message["reasoning_content"] and message["tool_calls"][0]["function"]["name"] in ("weather", "now")
+
 def test_tokens_and_templates(server, engine):
     ids = engine.tokenizer.encode("héllo <|im_end|>", add_special=False)
     assert post(server, "/tokenize", content="héllo <|im_end|>")[1] == dict(tokens=ids)
@@ -250,14 +333,15 @@ BAD = [("/v1/chat/completions", dict(messages=[]), "messages"), ("/v1/chat/compl
        ("/v1/chat/completions", dict(messages="hi"), "messages"), ("/v1/chat/completions", dict(messages=[3]), "messages"),
        ("/v1/chat/completions", dict(messages=[dict(role="king", content="x")]), "messages"),
        ("/v1/chat/completions", dict(messages=[dict(role="user", content=[dict(type="image_url")])]), "messages"),
-       ("/v1/chat/completions", dict(messages=CHAT, tools=[{}], tool_choice="required"), "tool_choice"),
+       ("/v1/chat/completions", dict(messages=CHAT, tools=[{}], tool_choice="required"), "tools"),
+       ("/v1/chat/completions", dict(messages=CHAT, tool_choice="required"), "tool_choice"),
        ("/v1/chat/completions", dict(messages=CHAT, response_format=dict(type="yaml")), "response_format"),
        ("/v1/chat/completions", dict(messages=CHAT, n=9), "n"), ("/v1/chat/completions", dict(messages=CHAT, top_logprobs=3), "top_logprobs"),
        ("/v1/completions", dict(prompt="x", temperature="hot"), "temperature"), ("/v1/completions", dict(prompt="x", temperature=-1), "temperature"),
        ("/v1/completions", dict(prompt="x", max_tokens=0), "max_tokens"), ("/v1/completions", dict(prompt="x", max_tokens=1.5), "max_tokens"),
        ("/v1/completions", dict(prompt="x", stop=["a"] * 17), "stop"), ("/v1/completions", dict(prompt=[10**6]), "prompt"),
        ("/v1/completions", dict(prompt=[-1]), "prompt"), ("/v1/completions", dict(prompt=""), "prompt"),
-       ("/v1/completions", dict(prompt=["a", "b"]), "prompt"), ("/v1/completions", dict(prompt="x", logit_bias={"x": 1}), "logit_bias"),
+       ("/v1/completions", dict(prompt=["a"] * 9), "prompt"), ("/v1/completions", dict(prompt=["a"] * 3, n=3), "prompt"), ("/v1/completions", dict(prompt="x", logit_bias={"x": 1}), "logit_bias"),
        ("/v1/completions", dict(prompt="x", suffix="y"), "suffix"), ("/v1/completions", dict(prompt="x", mirostat=2), "mirostat"),
        ("/v1/completions", dict(prompt="x", seed=2**64), "seed"), ("/tokenize", dict(content=5), "content"), ("/detokenize", dict(tokens=[10**9]), "tokens")]
 
@@ -395,14 +479,6 @@ def test_the_log_has_numbers_and_no_text(server, log, engine):
     text = log.read_text()
     assert not any(w in text for w in (*secret.split(), KEY, "stolen", "fibonacci", str(ROOT)))
     assert answer["choices"][0]["text"] not in text and json.loads(text.splitlines()[0])["event"] == "ready"
-
-def with_template(path, source):
-    "A copy of the model with another chat template."
-    from alphabook.modelfile import ModelFile, write_gguf
-    with ModelFile(MODEL) as mf:
-        meta = dict(mf.meta) | {"tokenizer.chat_template": source}
-        write_gguf(path, meta, [(t.name, t.shape, t.type.name, t.data) for t in mf.tensors.values()])
-    return path
 
 def test_a_template_without_an_end_costs_its_own_requests_and_streams_have_an_end(tmp_path):
     "The file is not trusted; and a server that is asked to stop ends what takes too long, and says so."
