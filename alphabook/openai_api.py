@@ -55,7 +55,7 @@ class CompletionRequest(Sampling):
     logprobs: int | None = Field(None, ge=0, le=20)
     stream_options: StreamOptions | None = None
 
-# %% ../nbs/24e_openai_api.ipynb #73f9d80a
+# %% ../nbs/24e_openai_api.ipynb #6dc55a7a
 def wanted_schema(form: dict | None) -> dict | None: # response_format → JSON schema
     "The schema that an answer must fit; `ApiError` for a form that isn't known."
     kind = "text" if form is None else form.get("type")
@@ -74,7 +74,7 @@ def named_functions(tools: list) -> list: # in OpenAI's form → dicts of name, 
         if not fine: raise ApiError(400, "tools: each needs a function with a name and parameters", param="tools")
     return out
 
-def tool_wishes(tools: list | None, choice) -> tuple: # (tools that are offered, or None; functions of which one must come)
+def tool_wishes(tools: list | None, choice) -> tuple: # (offered tools, or None; functions of which one must come)
     "What `tool_choice` makes of the tools."
     if choice == "none" or choice in (None, "auto") and not tools: return None, []
     if choice in (None, "auto"): return tools, []

@@ -28,7 +28,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
-# %% ../nbs/24h_server.ipynb #cffb3624
+# %% ../nbs/24h_server.ipynb #8217c1a4
 import alphabook
 from .anthropic_api import (CountRequest, MessagesRequest, messages_answer, messages_stream, messages_wish,
                                      prompt_tokens)
@@ -36,6 +36,7 @@ from .openai_api import (ChatRequest, CompletionRequest, chat_answer, chat_strea
                                   completion_answer, completion_stream, completion_wishes, dumps)
 from .operation import Log, Note, Watchdog
 from .page import chat_page
+from .responses_api import ResponsesRequest, responses_answer, responses_stream, responses_wish
 from .service import Answers, ApiError, Body, Service
 from .turns import CLOSING, Refused, Scheduler
 
@@ -172,7 +173,7 @@ class Guard:
             self.fits(n)
         return b"".join(parts)
 
-# %% ../nbs/24h_server.ipynb #1410749d
+# %% ../nbs/24h_server.ipynb #d690f376
 def sse(events) -> StreamingResponse: # async generator of strings
     "A stream of events."
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}         # the second is for nginx
@@ -186,7 +187,7 @@ async def submitted(service: Service, request: Request, *wishes) -> Answers:
     return answers
 
 def openai_routes(app: FastAPI, service: Service):
-    "Chat completions, completions, models."
+    "Chat completions, completions, responses, models."
     @app.post("/v1/chat/completions")
     async def chat(request: Request, body: ChatRequest):
         "Answer a conversation."
@@ -201,6 +202,14 @@ def openai_routes(app: FastAPI, service: Service):
         answers = await submitted(service, request, *await asyncio.to_thread(completion_wishes, service, body))
         if body.stream: return sse(completion_stream(service, answers, body))
         return Json(await completion_answer(service, answers))
+
+    @app.post("/v1/responses")
+    async def responses(request: Request, body: ResponsesRequest):
+        "Answer a conversation, as a list of items."
+        wish, opened, tools = await asyncio.to_thread(responses_wish, service, body)
+        answers = await submitted(service, request, wish)
+        if body.stream: return sse(responses_stream(service, answers, opened, tools, body))
+        return Json(await responses_answer(service, answers, opened, tools, body))
 
     @app.get("/v1/models")
     async def models(): return Json(dict(object="list", data=[model_card(service)]))

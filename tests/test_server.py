@@ -327,6 +327,54 @@ def test_errors_of_messages(server, anthropic_client):
     assert ask(server, "POST", "/v1/messages", dict(messages=hi), key="no")[1]["error"]["type"] == "authentication_error"
     with pytest.raises(anthropic.BadRequestError): anthropic_client.messages.create(model="x", messages=hi, max_tokens=0)
 
+# ---- OpenAI's responses
+
+def test_responses(server, engine, openai_client):
+    c, want = openai_client, engine.generate(chat_ids(engine), n=40)
+    ask_for = dict(model="x", instructions=CHAT[0]["content"], input=CHAT[1]["content"], max_output_tokens=40, temperature=0)
+    answer = c.responses.create(**ask_for)
+    ended = {"length": "incomplete", "stop": "completed"}[want.finish_reason]
+    assert answer.output_text == want.text and answer.status == ended and answer.output[0].type == "message"
+    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (want.prompt_n, want.predicted_n)
+    with c.responses.stream(**ask_for) as stream:
+        seen = list(stream)
+        assert seen[-1].response.output[0].content[0].text == want.text
+    assert "".join(e.delta for e in seen if e.type == "response.output_text.delta") == want.text
+    assert [e.sequence_number for e in seen if e.type != "response.output_text.delta"][0] == 0 and seen[-1].type == f"response.{ended}"
+    again = c.responses.create(**ask_for | dict(input=[dict(role="user", content=[dict(type="input_text", text=CHAT[1]["content"])])]))
+    assert again.output_text == want.text
+    listed = c.responses.create(**ask_for | dict(max_output_tokens=8, include=["message.output_text.logprobs"], top_logprobs=2)).output[0].content[0]
+    assert "".join(e.token for e in listed.logprobs) == listed.text and all(len(e.top_logprobs) == 2 for e in listed.logprobs)
+
+def test_responses_with_calls_schemas_and_thoughts(server, thinker, openai_client):
+    pytest.importorskip("llguidance")
+    import openai
+    flat = [dict(type="function", name=t["function"]["name"], parameters=t["function"].get("parameters", dict(type="object"))) for t in TOOLS]
+    ask_for = dict(model="x", input="Weather?", tools=flat, tool_choice=dict(type="function", name="weather"), max_output_tokens=120)
+    form = dict(format=dict(type="json_schema", name="city", schema=CITY))
+    for client, first in ((openai_client, []), (openai.OpenAI(base_url=f"http://{thinker}/v1", api_key=KEY, max_retries=0), ["reasoning"])):
+        answer = client.responses.create(**ask_for)
+        assert [i.type for i in answer.output] == first + ["function_call"] and answer.status == "completed"
+        call = answer.output[-1]
+        assert call.name == "weather" and set(json.loads(call.arguments)) == {"city"}
+        with client.responses.stream(**ask_for) as stream:
+            seen = list(stream)
+            last = stream.get_final_response().output
+        assert [i.type for i in last] == first + ["function_call"] and last[-1].arguments == call.arguments
+        assert "".join(e.delta for e in seen if e.type == "response.function_call_arguments.delta") == call.arguments
+        if first:
+            assert "".join(e.delta for e in seen if e.type == "response.reasoning_text.delta").rstrip() == answer.output[0].content[0].text.rstrip()
+            assert 0 < answer.usage.output_tokens_details.reasoning_tokens < answer.usage.output_tokens
+        assert set(json.loads(client.responses.create(model="x", input="A city.", text=form, max_output_tokens=120).output_text)) == {"city"}
+        # what came out goes in again, with the function's result
+        talk = [dict(role="user", content="Weather?"), *(i.model_dump(exclude_none=True) for i in answer.output),
+                dict(type="function_call_output", call_id=call.call_id, output="rain")]
+        assert client.responses.create(model="x", input=talk, max_output_tokens=5).output
+    for bad, param in ((dict(previous_response_id="resp_1"), "previous_response_id"), (dict(background=True), "background"), (dict(input=[]), "input"),
+                       (dict(tools=[dict(type="web_search")]), "tools"), (dict(input=[dict(type="item_reference", id="x")]), "input"), (dict(max_output_tokens=0), "max_output_tokens")):
+        status, answer = post(server, "/v1/responses", **dict(input="x") | bad)
+        assert status == 400 and answer["error"]["param"].split(".")[0] == param, answer
+
 # ---- what is wrong
 
 BAD = [("/v1/chat/completions", dict(messages=[]), "messages"), ("/v1/chat/completions", {}, "messages"),
