@@ -65,7 +65,7 @@ def folder_lines() -> list:
     do = "set ALPHABOOK_CACHE to a larger disk" if full else ""
     return [line("cache", NOTE if full else OK, f"{path}, {gib(free)} free", do)]
 
-# %% ../nbs/25e_doctor.ipynb #15c5924f
+# %% ../nbs/25e_doctor.ipynb #3aceed2b
 def installed(name: str) -> str | None: # a package → its version
     "None if it is not here."
     try: return version(name)
@@ -85,7 +85,7 @@ def package_lines() -> list:
 def gpu_lines() -> list:
     "Driver and GPU."
     lacks = gpu_lacks()
-    do = 'the CPU is used; --device cuda needs an NVIDIA GPU, Ampere or newer, its driver, pip install "alphabook[cuda]"'
+    do = 'the CPU is used; --device cuda needs an NVIDIA GPU (Ampere on), a driver, pip install "alphabook[cuda]"'
     if lacks: return [line("GPU", NOTE, lacks, do)]
     import torch
     out = []
