@@ -134,7 +134,7 @@ if server.wait(60): wrong.append(f"exit code {server.returncode}")
 wrong += [f"stderr: {x.strip()}" for x in complaints if "Traceback" in x or "watchdog" in x]
 if busy: wrong.append(f"{busy:.0f} requests were left over")
 warm = next(m for n, m in memory if n >= args.requests//3)
-growth = 100*(memory[-1][1] - warm)/warm
+failures, growth = len(wrong), 100*(memory[-1][1] - warm)/warm
 if growth > 2: wrong.append(f"memory grew by {growth:.1f} % after the first third")
 third = len(rates)//3
 def level(a, b): return 100*(b[0] - a[0])/max(1, b[1] - a[1])
@@ -142,7 +142,7 @@ levels = level(rates[0], rates[third]), level(rates[-1 - third], rates[-1])
 if levels[1] < levels[0] - 5: wrong.append(f"drafts got worse: {levels}")
 about = dict(device="cpu", model="alphabook-mini" if not args.model else Path(args.model).stem, context=4096, width=1, mode="exact", drafter="auto", n=1, spread=0.0)
 def row(arm, value, unit, **more): return dict(about, arm=arm, value=round(value, 3), unit=unit) | more
-rows = [row("requests", args.requests, "requests"), row("texts that differ from those alone, errors of a wrong shape, tracebacks", len(wrong), "failures")]
+rows = [row("requests", args.requests, "requests"), row("texts that differ from those alone, errors of a wrong shape, tracebacks", failures, "failures")]
 rows += [row(f"requests: {k}", v, "requests") for k, v in sorted(seen.items())]
 rows += [row("memory after the first third", warm/2**20, "MiB"), row("memory at the end", memory[-1][1]/2**20, "MiB"), row("growth", growth, "%"),
          row("drafts accepted, first third", levels[0], "%"), row("drafts accepted, last third", levels[1], "%"),
@@ -152,5 +152,6 @@ result = dict(topic="soak", device="cpu", quantization="of the file", date=str(d
               command=f"python data/trials/soak.py --requests {args.requests} --at-once {args.at_once} --seed {args.seed}", rows=rows)
 for r in rows: print(f"{r['arm']:75} {r['value']:10.1f} {r['unit']}")
 print(*wrong[:20], sep="\n")
+print("memory in MiB:", ", ".join(f"{n}: {m/2**20:.0f}" for n, m in memory), file=sys.stderr)
 (Path(args.out)/f"soak-{result['date']}.json").write_text(json.dumps(result, indent=1) + "\n")
 sys.exit(bool(wrong))
