@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['COLOURS', 'BACKENDS', 'WIDEST', 'AHEAD', 'SPARE', 'StopStrings', 'Generation', 'Token', 'pick_backend', 'load_model',
-           'check_flags', 'Session', 'Engine', 'mtp_block', 'new_policy', 'prices_for', 'prompt_ids', 'naming',
-           'count_round', 'spoken', 'weights_of', 'chosen', 'ahead', 'borrowed', 'run', 'hashing', 'told', 'stream',
-           'generate']
+           'check_flags', 'Session', 'Engine', 'mtp_block', 'mtp_drafter', 'new_policy', 'prices_for', 'prompt_ids',
+           'naming', 'count_round', 'spoken', 'weights_of', 'chosen', 'ahead', 'leading', 'handed_out', 'turning',
+           'bringing', 'borrowed', 'run', 'hashing', 'told', 'stream', 'generate']
 
 # %% ../nbs/23_engine.ipynb #22d9dd3a
 import hashlib
@@ -110,7 +110,7 @@ class Token:
 # %% ../nbs/23_engine.ipynb #2f98853b
 BACKENDS = {"cpu": cpu_backend, "numpy": numpy_backend}
 
-# %% ../nbs/23_engine.ipynb #fb94291e
+# %% ../nbs/23_engine.ipynb #2ed845bf
 def pick_backend(device: str, # auto, cpu, cuda or numpy
                  ) -> str: # cpu, cuda or numpy
     "The device that will be used. `ValueError` for one that can't be."
@@ -123,7 +123,7 @@ def pick_backend(device: str, # auto, cpu, cuda or numpy
 def load_model(mf: ModelFile, cfg: ModelConfig, device: str, progress = None): # device: from `pick_backend` → model
     "The weights in the form that a device wants."
     if device in BACKENDS: return Model(mf, cfg, BACKENDS[device], progress)
-    from alphabook.gpu_rounds import GpuModel
+    from alphabook.gpu_verdicts import GpuModel
     return GpuModel(mf, cfg, progress)
 
 # %% ../nbs/23_engine.ipynb #b99f1860
@@ -145,13 +145,13 @@ def check_flags(mode: str = "exact", # exact, plain or fast
     if parse_kv(kv) != EXACT_KV and mode != "fast":
         raise ValueError(f"--kv {kv}: --mode {mode} keeps keys and values in f16, by definition; use --mode fast")
 
-# %% ../nbs/23_engine.ipynb #e53e981d
+# %% ../nbs/23_engine.ipynb #d4e5bbb6
 class Session:
     "A cache with the ids it holds, and what drafts for it; a prompt that continues them only pays for what is new."
     def __init__(self, engine, n_ctx: int, # engine, positions to make room for
                  keep: int = 4, # most checkpoints of recurrent layers
                  drafter: str = None): # auto, mtp, copy or none; None: the engine's
-        self.drafter = drafter or engine.drafter
+        self.drafter, self.hosted = drafter or engine.drafter, engine.device in BACKENDS
         self.cache = engine.model.new_cache(n_ctx, keep)
         self.policy = engine.new_policy(self.drafter, self.cache)
 
@@ -168,8 +168,9 @@ class Session:
 
     def tell(self, prompt: bool): # whether the tokens are the prompt's
         "Tell the drafters what the model has read."
-        ids, hidden = self.cache.ids[:self.cache.n], getattr(self.cache, "hidden", None)
-        if self.policy: self.policy.committed(ids, hidden, prompt)
+        if not self.policy: return
+        hidden = getattr(self.cache, "hidden", None) if self.hosted else None               # a GPU keeps it
+        self.policy.committed(self.cache.ids[:self.cache.n], hidden, prompt)
 
 # %% ../nbs/23_engine.ipynb #65e78281
 class Engine:
@@ -217,22 +218,30 @@ class Engine:
         "A session that keeps its keys and values between prompts."
         return Session(self, min(n_ctx or self.n_ctx, self.n_ctx), drafter=drafter)
 
-# %% ../nbs/23_engine.ipynb #24fff874
+# %% ../nbs/23_engine.ipynb #d9183eb5
 def mtp_block(self: Engine):
     "The block that drafts, loaded when it is first needed. ValueError if there is none."
-    if self.device not in BACKENDS: raise ValueError(f"--drafter mtp: not part of this version on {self.device}")
-    if not self.block: self.block = load_block(self.model, self.mf, self.draft_file)
+    if not self.block:
+        if self.device in BACKENDS: load = load_block
+        else: from alphabook.gpu_mtp import gpu_block as load
+        self.block = load(self.model, self.mf, self.draft_file)
     return self.block
+
+def mtp_drafter(engine: Engine, cache): # of a session; empty → MtpDrafter, or GpuMtpDrafter
+    "A drafter for a text."
+    if engine.device in BACKENDS: return MtpDrafter(engine.mtp_block(), cache.n_ctx)
+    from alphabook.gpu_mtp import GpuMtpDrafter
+    return GpuMtpDrafter(engine.mtp_block(), cache)
 
 def new_policy(self: Engine, drafter: str, # auto, mtp, copy or none
                cache): # of the session; empty → policy (chapter 17), or None
     "What drafts for a new session."
     check_flags(self.mode, drafter)
-    if drafter == "none" or self.mode == "plain" or drafter == "auto" and self.device != "cpu": return None
+    if drafter == "none" or self.mode == "plain" or drafter == "auto" and self.device == "numpy": return None
     if drafter == "copy": return Alone(CopyDrafter())
-    if drafter == "mtp": return Alone(MtpDrafter(self.mtp_block(), cache.n_ctx))
-    has_block = self.cfg.n_mtp or self.draft_file
-    mtp = MtpDrafter(self.mtp_block(), cache.n_ctx) if has_block else None
+    if drafter == "mtp": return Alone(mtp_drafter(self, cache))
+    has_block = self.draft_file or self.cfg.n_mtp and (self.device in BACKENDS or not self.cfg.streams)
+    mtp = mtp_drafter(self, cache) if has_block else None
     return Auto(self.prices or (lambda: prices_for(self, cache, mtp)), mtp, CopyDrafter())
 
 def prices_for(engine: Engine, cache, mtp) -> Prices: # of a session; its MtpDrafter, or None
@@ -242,7 +251,7 @@ def prices_for(engine: Engine, cache, mtp) -> Prices: # of a session; its MtpDra
         prices.guess = measure_guess(mtp) if mtp else 0.0
         return prices
     files = [*engine.mf.paths, *(engine.draft_file.paths if engine.draft_file else ())]
-    engine.prices = engine.prices or remembered(price_key(files), measure)
+    engine.prices = engine.prices or remembered(price_key(files, getattr(engine.model, "card", str)()), measure)
     return engine.prices
 
 Engine.mtp_block, Engine.new_policy = mtp_block, new_policy
@@ -316,7 +325,7 @@ def spoken(engine: Engine, session: Session, token: int, # the last token, said 
         if policy: policy.verified(len(drafts), len(ids) - 1, spent, after - before)
         count_round(g, name, len(drafts), min(said, len(ids) - 1))
 
-# %% ../nbs/23_engine.ipynb #f85d799d
+# %% ../nbs/23_engine.ipynb #17f849f0
 def weights_of(engine: Engine): # function, as of `sample`
     "The sampler's part that a backend may do."
     return (numpy_backend if engine.device == "numpy" else cpu_backend).token_weights
@@ -329,15 +338,15 @@ def chosen(engine: Engine, session: Session, logits, # float32 [n_vocab], after 
     with naming(engine.mf): token = choose(row, session.cache.n, sampling, weights_of(engine))
     if watch: watch(logits, token)
     yield token
-    alone = not (session.policy or watch or steer) and hasattr(engine.model, "continue_text")
-    more = ahead if alone and engine.model.can_continue(sampling) else spoken
+    unseen = not (watch or steer) and hasattr(engine.model, "continue_text") and engine.model.can_continue(sampling)
+    more = spoken if not unseen else ahead if not session.policy else leading(session.policy)
     left = n - 1
     while left > 0:
         for token in more(engine, session, token, left, watch, steer, sampling, g):
             left -= 1
             yield token
 
-# %% ../nbs/23_engine.ipynb #074909f2
+# %% ../nbs/23_engine.ipynb #cb47b011
 AHEAD = 8                                      # rounds that a device runs before the host looks
 
 def ahead(engine: Engine, session: Session, token: int, n: int, watch, steer, sampling, g: Generation): # as `spoken`
@@ -346,6 +355,40 @@ def ahead(engine: Engine, session: Session, token: int, n: int, watch, steer, sa
     for id in ids:
         count_round(g, "none", 0, 0)
         yield id
+
+def leading(policy): # of a session → function, as `spoken`
+    "How rounds with drafts go on a device: by themselves if only a block drafts there, else one by one."
+    return turning if hasattr(getattr(policy, "drafter", None), "ready") else bringing
+
+# %% ../nbs/23_engine.ipynb #288b1d5a
+def handed_out(g: Generation, name: str, drafted: int, ids: list): # the drafter; ids that a round said → yields ids
+    "The tokens of a round, counted as far as somebody takes them."
+    said = 0
+    try:
+        for id in ids:
+            said += 1
+            g.by = name if said < len(ids) else ""
+            yield id
+    finally: count_round(g, name, drafted, min(said, len(ids) - 1))
+
+def turning(engine: Engine, session: Session, token: int, n: int, watch, steer, sampling, g: Generation): # as `spoken`
+    "Some rounds whose drafts a block on the device makes."
+    drafter, ends = session.policy.drafter, engine.tokenizer.eog_ids
+    with naming(engine.mf): said = engine.model.continue_drafting(session.cache, drafter, token, n, ends, **sampling)
+    for drafted, ids in said: yield from handed_out(g, drafter.name, drafted, ids)
+
+def bringing(engine: Engine, session: Session, token: int, n: int, watch, steer, sampling, g: Generation): # as `spoken`
+    "A round of drafts from the host, judged on the device."
+    cache, policy, at, start = session.cache, session.policy, session.cache.n, time.perf_counter()
+    with naming(engine.mf):
+        cache.ids[at] = token
+        drafts, _, name = policy.draft(cache.ids[:at + 1], min(n, cache.room, WIDEST) - 1)
+        before = time.perf_counter()
+        ids = engine.model.judge(cache, [token, *drafts], engine.tokenizer.eog_ids, **sampling)
+    spent = time.perf_counter() - before
+    session.tell(False)
+    policy.verified(len(drafts), len(ids) - 1, time.perf_counter() - start, spent)
+    yield from handed_out(g, name, len(drafts), ids)
 
 # %% ../nbs/23_engine.ipynb #c8607318
 @contextmanager
@@ -394,7 +437,7 @@ def hashing(digest, watch): # a hash; a `watch` as of `run`, or None → `watch`
         if watch: watch(logits, id)
     return both
 
-# %% ../nbs/23_engine.ipynb #16c0102b
+# %% ../nbs/23_engine.ipynb #ce6ee733
 def told(engine: Engine, g: Generation, ids: list, n: int, stop, session: Session, progress, watch, steer,
          sampling: dict): # see `run`; yields Token
     "A generation in a session, of at most n tokens that there is room for."
@@ -403,7 +446,8 @@ def told(engine: Engine, g: Generation, ids: list, n: int, stop, session: Sessio
     start = time.perf_counter()
     new = ids[session.reuse(ids):]
     with naming(engine.mf):
-        logits = prefill(engine.model, session.cache, new, progress=progress, seen=lambda *rows: session.tell(True))
+        seen = session.policy and (lambda *rows: session.tell(True))
+        logits = prefill(engine.model, session.cache, new, progress=progress, seen=seen)
     g.prompt_ms = (time.perf_counter() - start)*1e3
     start = time.perf_counter()
     tokens = chosen(engine, session, logits, n, watch, steer, sampling, g) if n > 0 else ()
