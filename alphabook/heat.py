@@ -40,7 +40,7 @@ def unevenness(routing, # from `record_routing`
     return dict(best_half=float(best), even_half=half/n_expert, again=float(again),
                 even_again=routing.shape[2]/n_expert)
 
-# %% ../nbs/27b_heat.ipynb #6082d7e0
+# %% ../nbs/27b_heat.ipynb #c1014f3c
 HEAT_SCRIPT = """<script>(function(){for(const box of document.querySelectorAll('.ab-heat:not([data-live])')){
 box.dataset.live=1;const d=JSON.parse(box.querySelector('.ab-data').textContent),c=box.querySelector('canvas'),
 g=c.getContext('2d'),s=box.querySelector('input'),b=box.querySelector('button'),o=box.querySelector('.ab-note');
@@ -56,6 +56,7 @@ s.oninput=draw;let timer=0;b.onclick=()=>{if(timer){clearInterval(timer);timer=0
 b.textContent='stop';timer=setInterval(()=>{s.value=+s.value>=d.r.length?w:+s.value+2;draw()},60)};
 draw()}})();</script>"""
 
+# %% ../nbs/27b_heat.ipynb #4e5fc52c
 def heat_view(routing, # from `record_routing`
               n_expert: int,
               pieces = (), # text of each token

@@ -17,7 +17,7 @@ from .peer import NoPeer, Peer
 from .quality import (KINDS, EngineRows, PeerRows, StoredRows, cut_windows, find_needles, quality_result, read_text,
                                save_rows, score_table, score_texts)
 
-# %% ../nbs/26c_judging.ipynb #261c4de5
+# %% ../nbs/26c_judging.ipynb #ae4f9ab9
 def quality_flags(p): # argparse parser
     "The flags of `quality`, beside an engine's."
     p.add_argument("what", metavar="WHAT", help="perplexity, kl (how far from --base) or needle")
@@ -31,6 +31,7 @@ def quality_flags(p): # argparse parser
     p.add_argument("--depths", default="0,0.25,0.5,0.75,1", help="needle: where it is hidden (0: the beginning)")
     p.add_argument("--tries", type=int, default=3, metavar="N", help="needle: numbers at each depth (default 3)")
 
+# %% ../nbs/26c_judging.ipynb #57e6905f
 def quantize_flags(p): # argparse parser
     "The flags of `quantize`."
     p.add_argument("source", metavar="IN", help="GGUF file (any shard) or the name of a fetched model")
@@ -41,6 +42,7 @@ def quantize_flags(p): # argparse parser
     p.add_argument("--threads", type=int, metavar="N", help="threads; default: all cores")
     p.add_argument("--json", action="store_true", help="print one JSON object on standard output")
 
+# %% ../nbs/26c_judging.ipynb #eafff0ae
 def numbers_of(text: str, flag: str, kind, low, high) -> list: # kind: int or float
     "Numbers separated by commas, in a range."
     try: found = [kind(x) for x in text.split(",")]
@@ -87,7 +89,7 @@ def open_base(args, engine: Engine, texts, length: int): # (rows, its name, what
         raise ValueError(f"--base {args.base}: has another vocabulary")
     return EngineRows(other, length), Path(args.base).stem, None
 
-# %% ../nbs/26c_judging.ipynb #254dcbb7
+# %% ../nbs/26c_judging.ipynb #a6e79d63
 def judge_texts(args, engine: Engine, length: int, progress = None) -> list: # rows
     "`quality perplexity` and `quality kl`."
     texts, closing, base, name = args.text or [*KINDS], None, None, None
@@ -106,6 +108,7 @@ def arm_of(engine: Engine) -> str:
     "A mode's name in a table."
     return engine.mode if engine.kv == EXACT_KV else f"{engine.mode}, kv {':'.join(engine.kv)}"
 
+# %% ../nbs/26c_judging.ipynb #5eedc021
 def judge_needles(args, engine: Engine, lengths) -> list: # rows
     "`quality needle`."
     text, rows = read_text((args.text or ["english"])[0]), []
@@ -125,6 +128,7 @@ def needle_table(rows) -> str:
         lines.append(f"{length:8}  " + "  ".join(row))
     return "\n".join(lines)
 
+# %% ../nbs/26c_judging.ipynb #6e19c42d
 def run_quality(args, engine: Engine, lengths, # from `check_quality`
                 progress = None): # (result of the published schema, table)
     "Measure what the flags ask for."

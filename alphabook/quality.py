@@ -122,7 +122,7 @@ def divergence(base, other, # float64 [n, n_vocab], from `log_shares`
     "KL(base ‖ other) of each row."
     return (np.exp(base)*(base - other)).sum(-1)
 
-# %% ../nbs/26b_quality.ipynb #f42928ca
+# %% ../nbs/26b_quality.ipynb #8ca7107c
 @dataclass
 class Score:
     "What was measured, token by token."
@@ -148,6 +148,7 @@ class Score:
                       "KL, 99th percentile": float(np.quantile(self.kl, .99)),
                       "same favourite": float(np.mean(self.same))}
 
+# %% ../nbs/26b_quality.ipynb #a825da9c
 def judge(windows, source, # lists of ids; as `EngineRows`
           base = None, # another source; None: perplexity alone
           progress = None, # called with (windows done, windows in all)
@@ -172,7 +173,7 @@ def judge(windows, source, # lists of ids; as `EngineRows`
         if progress: progress(i + 1, len(windows))
     return score
 
-# %% ../nbs/26b_quality.ipynb #2cd03606
+# %% ../nbs/26b_quality.ipynb #19720a82
 SENTENCE = " The secret number of the blue door is {}."
 
 def needle_prompt(tokenizer, text: str, length: int, # tokens, about
@@ -187,6 +188,7 @@ def needle_prompt(tokenizer, text: str, length: int, # tokens, about
     before, after = tokenizer.decode(filler[:at]), tokenizer.decode(filler[at:room])
     return tokenizer.encode(f"{before.rstrip()}{parts} {after.strip()}\n\n{ask.strip()}")
 
+# %% ../nbs/26b_quality.ipynb #6f1bf24e
 def find_needles(engine: Engine, text: str, length: int, depths = (0, .25, .5, .75, 1),
                  tries: int = 3, # numbers at each depth
                  ) -> dict: # {depth: share found}
@@ -198,12 +200,13 @@ def find_needles(engine: Engine, text: str, length: int, depths = (0, .25, .5, .
         found[depth] = sum(t.strip().startswith(str(n)) for t, n in zip(said, row))/tries
     return found
 
-# %% ../nbs/26b_quality.ipynb #fcab40ee
+# %% ../nbs/26b_quality.ipynb #bfb8c417
 def score_rows(score: Score, **fields) -> list: # of dicts
     "Rows of the published schema."
     return [dict(fields, unit=unit, value=value, n=len(score.surprise), spread=None)
             for unit, value in score.summary().items()]
 
+# %% ../nbs/26b_quality.ipynb #a3f2ef2a
 def quality_result(engine: Engine, rows: list, command: str, topic: str = "quality", **more) -> dict:
     "One object of the published schema."
     facts = model_facts(engine)
@@ -217,6 +220,7 @@ def text_hash(kind: str) -> str:
     "What a bundled text hashes to."
     return hashlib.sha256(read_text(kind).encode()).hexdigest()
 
+# %% ../nbs/26b_quality.ipynb #596dfc51
 def score_texts(engine: Engine, texts, length: int, n: int, arm: str, # of KINDS or files; windows; name
                 source = None, base = None, progress = None,
                 ): # ({text: Score}, rows)
@@ -230,6 +234,7 @@ def score_texts(engine: Engine, texts, length: int, n: int, arm: str, # of KINDS
     if len(texts) > 1: rows += score_rows(sum(found.values(), Score()), arm=arm, text="all", context=length)
     return found, rows
 
+# %% ../nbs/26b_quality.ipynb #7a21dd01
 def score_table(rows) -> str:
     "A line per text and arm."
     shown = "perplexity", "perplexity ±", "perplexity ÷ base's", "KL", "KL, 99th percentile", "same favourite"

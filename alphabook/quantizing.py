@@ -88,13 +88,14 @@ def copied(t, type: str, done = None):
     yield t.data
     if done: done(prod(t.shape))
 
-# %% ../nbs/26a_quantizing.ipynb #3803786d
+# %% ../nbs/26a_quantizing.ipynb #46fd5c67
 def file_metadata(mf: ModelFile, type: str) -> dict: # {key: (kind, value)}
     "The metadata of the new file."
     meta = {k: v for k, v in mf.meta.typed().items() if not k.startswith("split.")}
     return meta | {"general.file_type": ("uint32", FILE_TYPES[type]),
                    "general.quantization_version": ("uint32", 2)}
 
+# %% ../nbs/26a_quantizing.ipynb #f3acef13
 def quantize_file(source, # GGUF file (any part), or an open ModelFile
                   out, # file to write
                   type: str = "Q4_K_M", # a recipe or a type
@@ -122,6 +123,7 @@ def quantize_file(source, # GGUF file (any part), or an open ModelFile
     write_gguf(out, file_metadata(mf, type.upper()), tensors, mf.alignment)
     return written(mf, out, plan)
 
+# %% ../nbs/26a_quantizing.ipynb #4a9eae29
 def written(mf: ModelFile, out: Path, plan: dict) -> dict:
     "Sizes and types; `twice` are the types that were coarse before and were made coarse again."
     sizes = Counter()

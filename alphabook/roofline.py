@@ -17,7 +17,7 @@ from .modelfile import TYPE
 from .synth import SHAPES, all_shapes, config_of, pick_type
 from .tracing import STYLE
 
-# %% ../nbs/27c_roofline.ipynb #61a89023
+# %% ../nbs/27c_roofline.ipynb #c2dbe957
 @dataclass
 class Needs:
     "What a model reads."
@@ -33,6 +33,7 @@ class Needs:
     @property
     def file(self) -> float: return self.always + self.experts + self.rest
 
+# %% ../nbs/27c_roofline.ipynb #05d9bd8e
 def needs_of(name: str, cfg, sizes: dict) -> Needs: # sizes: {tensor: (shape, type)}
     "The bytes of a model's tensors, by how often they are read. Blocks that draft are left out."
     out = Needs(name, 0.0, n_expert=cfg.n_expert, n_used=cfg.n_used)
@@ -74,7 +75,7 @@ class Box:
     copy_rate: float = .97
     copied: float = .3             # share of rounds in which a copy is found
 
-# %% ../nbs/27c_roofline.ipynb #925b6b39
+# %% ../nbs/27c_roofline.ipynb #115c6950
 def distinct(needs: Needs, rows: float) -> float: # experts of a layer
     "Experts that some rows need together, if each chooses for itself."
     e, k = needs.n_expert, needs.n_used
@@ -86,6 +87,7 @@ def fits(needs: Needs, box: Box) -> float: # 0 … 1
     room, wanted = box.vram*2**30 - fixed, needs.experts if needs.n_expert else needs.always
     return min(1.0, max(0.0, room/wanted))
 
+# %% ../nbs/27c_roofline.ipynb #6540005a
 def round_ms(needs: Needs, box: Box, rows: float, copy_misses: bool = False) -> float:
     "Milliseconds of a round of some rows."
     s, e, bw = fits(needs, box), needs.n_expert, 1e6*box.reached                              # GB/s → bytes/ms
@@ -101,6 +103,7 @@ def chain(p: float, d: float) -> float:
     "Tokens of a round with d drafts, each right with probability p if those before were."
     return 1 + sum(p**i for i in range(1, int(d) + 1))
 
+# %% ../nbs/27c_roofline.ipynb #220aadd6
 def predict(needs: Needs, box: Box) -> dict: # {way: tokens per second}
     "Tokens per second by bytes alone."
     one = round_ms(needs, box, 1)
@@ -135,7 +138,7 @@ return{"plain":1e3/one,"plain, misses copied over PCIe":1e3/roundMs(n,b,1,true),
 "MTP and copies":1e3*mixed[0]/mixed[1]}}
 """
 
-# %% ../nbs/27c_roofline.ipynb #f475b50a
+# %% ../nbs/27c_roofline.ipynb #44b81563
 KNOBS = {"vram": ("card's memory, GiB", 1, 192, 1), "card": ("card's bandwidth, GB/s", 20, 8000, 1),
          "ram": ("RAM's bandwidth, GB/s", 10, 800, 1), "pcie": ("PCIe, GB/s", 2, 130, 1),
          "reached": ("share of bandwidth reached", .05, 1, .01), "fixed": ("ms of a round besides", 0, 5, .05),
@@ -144,6 +147,7 @@ KNOBS = {"vram": ("card's memory, GiB", 1, 192, 1), "card": ("card's bandwidth, 
          "copy": ("tokens of a copy", 0, 63, 1), "copy_rate": ("share of them right", 0, 1, .01),
          "copied": ("rounds with a copy", 0, 1, .01)}           # Box's fields: label, least, most, step
 
+# %% ../nbs/27c_roofline.ipynb #853cd591
 ROOF_STYLE = """<style>.ab-roof label,.ab-bar{display:flex;gap:.6em;align-items:center;margin:.15em 0}
 .ab-roof .ab-pick{display:inline-flex;margin-right:1em}.ab-roof label span,.ab-bar span:first-child{width:15em}
 .ab-roof input{flex:1}.ab-roof output,.ab-bar b{width:6em;text-align:right}

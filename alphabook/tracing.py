@@ -75,7 +75,7 @@ def trace(engine: Engine, prompt, # text or ids
     for _ in run(engine, g, ids, n, session=session, **options): pass
     return Trace(g, session.policy.steps, g.pieces)
 
-# %% ../nbs/27a_tracing.ipynb #7dd31c97
+# %% ../nbs/27a_tracing.ipynb #78398dca
 STYLE = """<style>
 .ab{font:13px/1.7 ui-sans-serif,system-ui,sans-serif;color:inherit}
 .ab .ab-text{font:13px/1.75 ui-monospace,monospace;white-space:pre-wrap;margin:.4em 0}
@@ -93,6 +93,7 @@ box.addEventListener('mouseover',e=>{const t=e.target.closest('[data-r]');if(!t)
 note.textContent=t.title||say});
 box.addEventListener('mouseleave',()=>{show(null);note.textContent=say});}})();</script>"""
 
+# %% ../nbs/27a_tracing.ipynb #c1065c2d
 def shade(drafter: str, sure) -> str: # of COLOURS; confidence, or None
     "A token's background."
     if not drafter: return "transparent"
@@ -108,6 +109,7 @@ def about(number: int, step, who: str, sure, decode) -> str: # decode: ids → t
     return (f"round {number}: {by}; {step.accepted} of {len(step.drafts)} drafts accepted{rejected}; "
             f"{step.draft_ms + step.round_ms:.1f} ms")
 
+# %% ../nbs/27a_tracing.ipynb #0a626783
 def token_view(t: Trace, decode = str) -> str: # HTML; function from ids to text
     "The text of a trace, coloured."
     out = []

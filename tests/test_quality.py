@@ -129,3 +129,13 @@ def test_the_texts_are_what_the_results_were_measured_on():
     from alphabook.quality import text_hash
     hashes = {k: text_hash(k) for k in KINDS}
     for path in RESULTS: assert json.loads(path.read_text(encoding='utf-8'))['texts'] == hashes, path.name
+
+
+@pytest.mark.parametrize('path', RESULTS, ids=lambda p: p.stem)
+def test_what_our_arithmetic_adds_is_at_most_a_tenth_more_than_llama_cpps(path):
+    "Of each recorded model: the geometric mean over its files of KL here ÷ KL in llama.cpp, and each by itself with some leave."
+    found = {}
+    for r in json.loads(path.read_text(encoding='utf-8'))['rows']:
+        if r.get('maker') and r['unit'] == 'KL' and r['text'] == 'all': found.setdefault((r['quantization'], r['maker']), {})[r['arm']] = r['value']
+    ratios = [v['alphabook']/v['llama.cpp'] for v in found.values()]
+    assert len(ratios) >= 7 and math.exp(np.mean(np.log(ratios))) <= 1.1 and max(ratios) < 1.25, ratios
