@@ -128,12 +128,12 @@ def bench_sets(engine: Engine, # on the CPU
                 split=split, machine=machine(), load=[before, load()], models=[facts], mismatches=wrong,
                 audit=looked, state=state(), rows=set_rows(found, facts, n_ctx))
 
-# %% ../nbs/25d_drafts.ipynb #c1f69d2e
+# %% ../nbs/25d_drafts.ipynb #41390d35
 def sets_table(result: dict) -> str: # from `bench_sets`
     "For each set a line per arm."
     find = {(r["set"], r["arm"], r["unit"]): r for r in result["rows"]}
-    heads = (f"{'tok/s':>9}{'÷ plain':>9}{'least':>8}{'most':>8}{'95 % of prompts':>17}{'tok/round':>11}{'ms/round':>10}"
-             "  drafts")
+    heads = (f"{'tok/s':>9}{'÷ plain':>9}{'least':>8}{'most':>8}{'95 % of prompts':>17}{'tok/round':>11}"
+             f"{'ms/round':>10}  drafts")
     lines = [f"{'set':4}{'arm':12}{heads}"]
     for name, arm in dict.fromkeys(k[:2] for k in find):
         speed, ratio, per, ms = (find[name, arm, u] for u in ("tok/s", "tok/s ÷ plain's", "tokens/round", "ms/round"))

@@ -98,6 +98,11 @@ def beside(file: str) -> str:
     path = DOCS / file if file in pages.WRITTEN else ROOT / file
     return re.sub(r"^# .+\n", "", path.read_text(encoding="utf-8"))
 
+def short_title(chapter: Chapter, book: list[Chapter]) -> str:
+    "A title up to its colon, or whole where another chapter's begins the same."
+    begin = lambda c: c.title.split(":")[0]
+    return begin(chapter) if sum(begin(c) == begin(chapter) for c in book) == 1 else chapter.title
+
 def search_entries(page: Page, title: str) -> list[dict]:
     "One entry a section: u(rl), p(age), s(ection), t(ext)."
     return [dict(u=page.url + (f"#{s['id']}" if s["id"] else ""), p=title, s=s["title"],
@@ -120,6 +125,7 @@ def build(out: Path = ROOT / "_docs", nbs: Path = ROOT / "nbs") -> Path:
         index.extend(search_entries(page, f"{chapter.number} {title}" if chapter else title))
         (out / page.url).write_text(template.render(
             title=title, content=content, chapter=chapter, parts=parts, also=ALSO, e=html.escape,
+            short=lambda c: short_title(c, book),
             inline=page.md.renderInline,
             toc=[s for s in page.sections if s["level"] == 2 and s["id"]],
             before=book[i - 1] if i > 0 else None,
