@@ -20,7 +20,7 @@ from render import Page
 DOCS = ROOT / "docs"
 MADE = {"knobs": ("Every knob", pages.knobs_page), "results": ("Results", pages.results_page)}   # pages from code and data
 ALSO = {**pages.WRITTEN, **{f"{k}.md": v[0] for k, v in MADE.items()}, "CONTRIBUTING.md": "Contributing",
-        "CHANGELOG.md": "Changes"}                                     # what is listed beside the chapters
+        "CHANGELOG.md": "Changes", "SECURITY.md": "Security"}                                     # what is listed beside the chapters
 MARK = "<!-- chapters -->"                                             # in index.ipynb: the table of chapters goes here
 MEASURED = "<!-- measured -->"                                         # and here, what was measured
 

@@ -130,7 +130,7 @@ def knobs_page() -> str:
             help = (a.help or "").replace("%%", "%").replace("|", "\\|")
             out.append(f"| `{name}` | {of} | {shown} | {help} | {k.get('why', '')} | {k.get('gain', '')} | {k.get('else', '')} |")
         out.append("")
-    out += ["## The environment", "", "| variable | does | why | otherwise |", "|---|---|---|---|"]
+    out += ["## The environment", "", "A flag with a value can also be set by a variable: `--threads 4` is `ALPHABOOK_THREADS=4`.", "", "| variable | does | why | otherwise |", "|---|---|---|---|"]
     for name in sorted(variables()):
         k = ENVIRONMENT.get(name, {})
         out.append(f"| `{name}` | {k.get('does', '')} | {k.get('why', '')} | {k.get('else', '')} |")
