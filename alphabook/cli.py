@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['EXAMPLES', 'LATER', 'SLOW_START', 'PROOFS', 'SERVED', 'Parser', 'size', 'engine_flags', 'sampling_flags',
-           'bench_flags', 'serve_flags', 'make_parser', 'Bar', 'say', 'patience', 'read_prompt', 'check_sampling',
-           'load_engine', 'sampling_of', 'rates', 'cmd_generate', 'cmd_chat', 'cmd_doctor', 'cmd_completion',
-           'cmd_info', 'cmd_fetch', 'cmd_synth', 'parse_widths', 'print_arms', 'cmd_compare', 'check_bench',
-           'check_out', 'fast_flags', 'bench_command', 'bench_drafts', 'cmd_bench', 'finish_bench', 'check_serve',
-           'cmd_serve', 'main', 'serve_main']
+           'bench_flags', 'peer_flags', 'serve_flags', 'make_parser', 'Bar', 'say', 'patience', 'read_prompt',
+           'check_sampling', 'load_engine', 'sampling_of', 'rates', 'cmd_generate', 'cmd_chat', 'cmd_doctor',
+           'cmd_completion', 'cmd_info', 'cmd_fetch', 'cmd_synth', 'parse_widths', 'print_arms', 'cmd_compare',
+           'check_bench', 'check_out', 'fast_flags', 'bench_command', 'bench_drafts', 'cmd_bench', 'finish_bench',
+           'check_serve', 'cmd_serve', 'cmd_quality', 'cmd_quantize', 'main', 'serve_main']
 
-# %% ../nbs/28_cli.ipynb #81e4fdf6
+# %% ../nbs/28_cli.ipynb #a93797c3
 import argparse
 import json
 import os
@@ -31,9 +31,11 @@ from .doctor import examine, report
 from .drafts import bench_sets, check_sets, sets_table
 from .engine import Engine, Generation, check_flags, pick_backend, run
 from .fetch import MODELS, fetch, resolve_model
+from .judging import check_quality, quality_flags, quantize_flags, run_quality
 from .kv import EXACT_KV, parse_kv
 from .modelfile import ModelFile, summary
 from .protocol import bench, check_room, table, write_result
+from .quantizing import quantize_file
 from .shell import SHELLS, completion, illustrate, twin_flags
 from .synth import synth
 from .talk import Talk, talk_on
@@ -83,21 +85,24 @@ def sampling_flags(p: Parser):
     p.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the sampler")
     p.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end at this text (may be repeated)")
 
-# %% ../nbs/28_cli.ipynb #7a08b7b2
+# %% ../nbs/28_cli.ipynb #641f65db
 def bench_flags(p: Parser):
     "The flags of `bench`."
     p.add_argument("--arms", help="with --sets: plain (the control, first), mtp, copy, auto; default: all")
     p.add_argument("--widths", default="1,2,4,8,16,32", help="rows of verify rounds (default 1,2,4,8,16,32)")
     p.add_argument("--passes", type=int, default=2, metavar="N", help="recorded passes (default 2)")
     p.add_argument("--peer", metavar="NAME", help="measure another engine in the same run: llama.cpp")
-    p.add_argument("--peer-python", metavar="PATH", default=os.environ.get("ALPHABOOK_PEER_PYTHON") or sys.executable,
-                   help="Python that can import llama_cpp; default: $ALPHABOOK_PEER_PYTHON, or this one")
     p.add_argument("--shapes", help="published shapes to measure (not part of this version)")
     p.add_argument("--sets", help="measure drafters on sets of prompts: A (short), V (tasks), R (edits), such as A,V,R")
     p.add_argument("--split", default="test", help="prompts of --sets: test (default) or train")
     p.add_argument("--prompts", type=int, metavar="N", help="most prompts of a set; default: all")
     p.add_argument("--cold", type=int, default=0, metavar="N", help="also N starts with no compiled kernels (slow)")
     p.add_argument("--topic", metavar="NAME", help="name of the results; default: the model's")
+
+def peer_flags(p: Parser):
+    "The flags of commands that can ask llama.cpp, and write results."
+    p.add_argument("--peer-python", metavar="PATH", default=os.environ.get("ALPHABOOK_PEER_PYTHON") or sys.executable,
+                   help="Python that can import llama_cpp; default: $ALPHABOOK_PEER_PYTHON, or this one")
     p.add_argument("-o", "--out", metavar="PATH", help="write a JSON file: its name, or a folder of results")
 
 # %% ../nbs/28_cli.ipynb #ec85dd19
@@ -115,7 +120,7 @@ def serve_flags(p: Parser):
     p.add_argument("--grace", type=float, default=10.0, metavar="S",
                    help="seconds that answers get to finish when the server is asked to stop (default 10)")
 
-# %% ../nbs/28_cli.ipynb #6c23f3f0
+# %% ../nbs/28_cli.ipynb #d26fb808
 def make_parser() -> Parser:
     "The whole command line."
     p = Parser(prog="alphabook", description=alphabook.__doc__)
@@ -153,6 +158,11 @@ def make_parser() -> Parser:
     k.add_argument("-p", "--prompt", action="append", help="prompt to compare on (may be repeated)")
     b = commands.add_parser("bench", help="measure speed, in turns with a peer")
     engine_flags(b, several=True); bench_flags(b)
+    j = commands.add_parser("quality", help="judge a model: perplexity, distance from another, needles")
+    engine_flags(j); quality_flags(j)
+    q = commands.add_parser("quantize", help="write a model in other types")
+    quantize_flags(q)
+    for p_ in (b, j): peer_flags(p_)
     v = commands.add_parser("serve", help="answer clients of OpenAI's interface and others over HTTP")
     engine_flags(v); serve_flags(v)
     for name in LATER: commands.add_parser(name, add_help=False).add_argument("rest", nargs=argparse.REMAINDER)
@@ -175,7 +185,7 @@ alphabook bench --sets A,V,R -o results""", completion="""\
 alphabook completion bash > ~/.local/share/bash-completion/completions/alphabook
 alphabook completion fish > ~/.config/fish/completions/alphabook.fish""")
 
-LATER = ("plan", "quality", "quantize")     # commands of later versions, refused by name
+LATER = ("plan",)     # commands of later versions, refused by name
 
 # %% ../nbs/28_cli.ipynb #3d6dc272
 class Bar:
@@ -489,12 +499,34 @@ def cmd_serve(args) -> int:
               log, args.grace, slots=slots, waiting=args.queue, n_ctx=args.ctx or SERVED)
     return 0
 
-# %% ../nbs/28_cli.ipynb #c3eb587c
+# %% ../nbs/28_cli.ipynb #a23dd3ee
+def cmd_quality(args) -> int:
+    "alphabook quality"
+    lengths = check_quality(args)
+    if args.out: check_out(args.out)
+    result, table = run_quality(args, load_engine(args), lengths, Bar("judging"))
+    print(json.dumps(result, ensure_ascii=False) if args.json else table)
+    if args.out: say(f"written: {write_result(result, args.out)}")
+    return 0
+
+def cmd_quantize(args) -> int:
+    "alphabook quantize"
+    if args.threads is not None and args.threads < 1: raise ValueError(f"--threads {args.threads}: must be at least 1")
+    made = quantize_file(resolve_model(args.source), args.out, args.type, args.tensor, args.threads or os.cpu_count(),
+                         Bar("quantizing"))
+    if args.json: print(json.dumps(made)); return 0
+    types = ", ".join(f"{name} {n/sum(made['types'].values()):.0%}" for name, n in made["types"].items())
+    say(f"{args.out}: {made['bytes']:,} bytes, {made['bits_per_weight']:.2f} bits a weight ({types})")
+    if made["twice"]: say(f"note: {', '.join(made['twice'])} weights were quantized again, which adds to their errors")
+    return 0
+
+# %% ../nbs/28_cli.ipynb #f29e40d3
 def main(argv = None, # arguments; None: those of the process
          ) -> int: # exit code
     "The `alphabook` command."
     commands = dict(generate=cmd_generate, chat=cmd_chat, info=cmd_info, fetch=cmd_fetch, synth=cmd_synth,
-                    compare=cmd_compare, bench=cmd_bench, serve=cmd_serve, doctor=cmd_doctor, completion=cmd_completion)
+                    compare=cmd_compare, bench=cmd_bench, serve=cmd_serve, doctor=cmd_doctor, completion=cmd_completion,
+                    quality=cmd_quality, quantize=cmd_quantize)
     try:
         parser = make_parser()
         args = parser.parse_args(argv)
