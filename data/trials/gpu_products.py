@@ -251,8 +251,8 @@ def time_experts(out, deadline=60):
             acts = gp.quantize(torch.randn((W if per > 1 else W*k, K), device="cuda"))
             ts = [tasks_for(torch.stack([torch.randperm(E, device="cuda")[:k] for _ in range(W)]).to(torch.int32), E) for _ in range(40)]
             base = gp.expert_plan(ts[0], T, NB)
-            more = [replace(base, C=C, RT=RT, warps=C*RT, mode=2 if base.mode == 2 else int(C < NB)) for C, RT in ((base.C, 1), (base.C, 2), (4, 1), (4, 2), (2, 2)) if C*RT <= 8 and C <= gp.power(NB)]
-            for p in dict.fromkeys(replace(q, programs=max(1, min(-(-T//q.RT), n//q.warps//ts[0].n if n < 9999 else base.programs))) for n in (9999, 1056, 1584, 2112, 3168) for q in more[:5 if W == 1 else 1]):
+            more = [replace(base, programs=max(1, min(-(-T//base.RT), warps//base.warps//ts[0].n))) for warps in (528, 1056, 1584, 2112, 3168, 4224)]
+            for p in dict.fromkeys([base, *more]):
                 try: us, spread = graph_us(lambda i: gp.expert_product(w, acts, ts[i], per, how=p), len(ts))
                 except Exception as e: print("FAILED experts", type, p, repr(e)[:300]); continue
                 unique = np.mean([int(t.count) if t.listed else t.n for t in ts])
