@@ -76,12 +76,18 @@ def test_rounds_that_draft_for_themselves(engines, monkeypatch):
     "Two guesses a round, that of position 7 wrong: two rounds say two and three tokens before the host looks."
     gpu, want = engines
     monkeypatch.setattr(gpu_mtp, "TURNS", 2)
-    telling(monkeypatch, [*PROMPT, *want["drawn"].token_ids], (7,))
+    text, sound, pairs = [*PROMPT, *want["drawn"].token_ids], gpu_mtp.read_pairs, {}
+    telling(monkeypatch, text, (7,))
+    def read(s, P):
+        pairs.update(z for z in zip(*s.drafts.round(P).entry.flip(0).tolist()) if z[0] >= 0)
+        return sound(s, P)
+    monkeypatch.setattr(gpu_mtp, "read_pairs", read)
     session = gpu.session(64, drafter="mtp")
     drafter, session.policy.drafter.depth = session.policy.drafter, 2
     g = gpu.generate(PROMPT, n=N, session=session, **RULES["drawn"])
     assert g.token_ids == want["drawn"].token_ids and session.ids == [*PROMPT, *g.token_ids[:-1]]
     assert drafter.known == drafter.n == session.cache.n == len(PROMPT) + N - 1
+    assert pairs == {at: text[at + 1] for at in range(drafter.n)}         # the block has read the text, each token once
     assert (g.rounds, g.accepted) == (2, 3) and g.drafters == ["", "mtp", "", "mtp", "mtp", ""]
 
 
