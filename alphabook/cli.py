@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['LATER', 'SLOW_START', 'PROOFS', 'SERVED', 'Parser', 'size', 'engine_flags', 'sampling_flags', 'bench_flags',
            'serve_flags', 'make_parser', 'Bar', 'say', 'patience', 'read_prompt', 'check_sampling', 'load_engine',
-           'sampling_of', 'rates', 'cmd_generate', 'cmd_chat', 'cmd_info', 'cmd_fetch', 'cmd_synth', 'parse_widths',
-           'print_arms', 'cmd_compare', 'check_bench', 'check_out', 'fast_flags', 'bench_command', 'bench_drafts',
-           'cmd_bench', 'finish_bench', 'check_serve', 'cmd_serve', 'main', 'serve_main']
+           'sampling_of', 'rates', 'check_trace', 'keep_trace', 'cmd_generate', 'cmd_chat', 'cmd_info', 'cmd_fetch',
+           'cmd_synth', 'parse_widths', 'print_arms', 'cmd_compare', 'check_bench', 'check_out', 'fast_flags',
+           'bench_command', 'bench_drafts', 'cmd_bench', 'finish_bench', 'check_serve', 'cmd_serve', 'main',
+           'serve_main']
 
-# %% ../nbs/28_cli.ipynb #291f738a
+# %% ../nbs/28_cli.ipynb #82f0a3a1
 import argparse
 import json
 import os
@@ -27,7 +28,8 @@ from .comparator import compare_model, default_prompts, passed
 from .config import load_config
 from .cpu_streams import set_threads
 from .drafts import bench_sets, check_sets, sets_table
-from .engine import Engine, Generation, check_flags, pick_backend, run
+from .engine import BACKENDS, Engine, Generation, check_flags, load_model, pick_backend, run
+from .experts import add_ranking, record_trace, save_trace
 from .fetch import MODELS, fetch, resolve_model
 from .kv import EXACT_KV, parse_kv
 from .modelfile import ModelFile, summary
@@ -107,7 +109,7 @@ def serve_flags(p: Parser):
                    help="answers at a time, and conversations that are remembered (default 4; on a GPU 1)")
     p.add_argument("--queue", type=int, default=64, metavar="N", help="most requests that wait (default 64)")
 
-# %% ../nbs/28_cli.ipynb #fa9d6c60
+# %% ../nbs/28_cli.ipynb #1f94011e
 def make_parser() -> Parser:
     "The whole command line."
     p = Parser(prog="alphabook", description=alphabook.__doc__)
@@ -118,6 +120,8 @@ def make_parser() -> Parser:
     g.add_argument("-p", "--prompt", help="the text to continue")
     g.add_argument("-f", "--file", help="file that holds the text")
     g.add_argument("--hash", action="store_true", help="add logits_sha256 to the JSON")
+    g.add_argument("--trace", metavar="FILE",
+                   help="keep which experts the text used: NAME.npz, or add it to a ranking, NAME.strp (chapter 19)")
     c = commands.add_parser("chat", help="talk to a model")
     engine_flags(c); sampling_flags(c)
     c.add_argument("--system", help="system message")
@@ -218,10 +222,28 @@ def rates(g: Generation) -> str:
     return (f"prompt {g.prompt_n} tokens in {g.prompt_ms:.0f} ms, then {g.predicted_n} in {g.predicted_ms:.0f} ms"
             f"{speed}, {g.rounds} rounds{drafts} ({g.device}, {g.mode}, {g.finish_reason})")
 
-# %% ../nbs/28_cli.ipynb #9f4bd094
+# %% ../nbs/28_cli.ipynb #af0921ab
+def check_trace(args):
+    "Raise `ValueError` for a trace that can't be written."
+    if Path(args.trace).suffix not in (".npz", ".strp"):
+        raise ValueError(f"--trace {args.trace}: give NAME.npz for a trace, or NAME.strp for a ranking")
+    if not Path(args.trace).parent.is_dir(): raise ValueError(f"--trace {args.trace}: there is no such folder")
+    with ModelFile(resolve_model(args.model)) as mf:
+        if not load_config(mf).n_expert: raise ValueError(f"--trace {args.trace}: {mf.path} is no mixture of experts")
+
+def keep_trace(engine: Engine, prompt: str, g: Generation, path: str):
+    "Read the text again, on the CPU, and keep its routes."
+    model = engine.model if engine.device in BACKENDS else load_model(engine.mf, engine.cfg, "cpu")
+    trace = record_trace(model, engine.tokenizer.encode(prompt) + g.token_ids, g.prompt_n)
+    if Path(path).suffix == ".npz": save_trace(trace, path)
+    else: add_ranking(path, trace.counts(), len(trace.ids))
+    say(f"trace of {len(trace.ids)} tokens: {path}")
+
+# %% ../nbs/28_cli.ipynb #3319f825
 def cmd_generate(args) -> int:
     "alphabook generate"
     check_sampling(args)
+    if args.trace: check_trace(args)
     prompt = read_prompt(args)
     engine, g = load_engine(args), Generation()
     with patience(SLOW_START) as done:
@@ -231,6 +253,7 @@ def cmd_generate(args) -> int:
             if not args.json: print(token.text, end="", flush=True)
     print(json.dumps(g.to_dict(), ensure_ascii=False) if args.json else "")
     if not args.json: say(rates(g))
+    if args.trace: keep_trace(engine, prompt, g, args.trace)
     return 0
 
 # %% ../nbs/28_cli.ipynb #0571dcdb
