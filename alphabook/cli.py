@@ -51,7 +51,7 @@ def size(text: str) -> int: # such as "16GiB", "500MB" or "1e9"
     power = "bkmgt".index(m[2].lower()) if m[2] else 0
     return int(number*(1024 if m[3] else 1000)**power)
 
-# %% ../nbs/28_cli.ipynb #fb659ad8
+# %% ../nbs/28_cli.ipynb #9a6bdc82
 def engine_flags(p: Parser,
                  several: bool = False): # more than one model can be given
     "The flags that every command with an engine shares."
@@ -64,7 +64,8 @@ def engine_flags(p: Parser,
     p.add_argument("--ctx", type=int, metavar="N", help="context length; default: what the model was trained for")
     p.add_argument("--threads", type=int, metavar="N", help="CPU threads; default: all cores")
     p.add_argument("--vram", type=size, metavar="SIZE", help="GPU memory that may be used (no effect on a CPU)")
-    p.add_argument("--ram", type=size, metavar="SIZE", help="RAM that may be used (no effect in this version)")
+    p.add_argument("--ram", type=size, metavar="SIZE", 
+                   help="RAM that weights, keys and values may take; a mixture's experts share it (chapter 21b)")
     p.add_argument("--kv", default="f16", metavar="K[:V]",
                    help="types of keys and values: f16; --mode fast: f32, q8_0, q4_0")
     p.add_argument("--json", action="store_true", help="print one JSON object on standard output")
@@ -201,12 +202,12 @@ def check_sampling(args):
         value = getattr(args, flag[2:].replace("-", "_"))
         if not low <= value <= high: raise ValueError(f"{flag} {value}: must be from {low} to {high}")
 
-# %% ../nbs/28_cli.ipynb #4057f45e
+# %% ../nbs/28_cli.ipynb #30f28145
 def load_engine(args, model = None) -> Engine: # path or name; None: the flags'
     "The engine that the shared flags describe."
     check_flags(args.mode, args.drafter, args.kv, args.draft_model)
     return Engine.load(model or args.model, args.device, args.mode, args.vram, args.ctx, args.threads, Bar("loading"),
-                       args.drafter, args.draft_model, args.kv)
+                       args.drafter, args.draft_model, args.kv, args.ram, say)
 
 # %% ../nbs/28_cli.ipynb #326a1e8b
 def sampling_of(args) -> dict:
