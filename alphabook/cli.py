@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['LATER', 'SLOW_START', 'PROOFS', 'SERVED', 'Parser', 'size', 'engine_flags', 'sampling_flags', 'bench_flags',
-           'serve_flags', 'make_parser', 'Bar', 'say', 'patience', 'read_prompt', 'check_sampling', 'load_engine',
-           'sampling_of', 'rates', 'check_trace', 'keep_trace', 'cmd_generate', 'cmd_chat', 'cmd_info', 'cmd_fetch',
-           'cmd_synth', 'parse_widths', 'print_arms', 'cmd_compare', 'check_bench', 'check_out', 'fast_flags',
-           'bench_command', 'bench_drafts', 'cmd_bench', 'finish_bench', 'check_serve', 'cmd_serve', 'main',
-           'serve_main']
+           'serve_flags', 'make_parser', 'Bar', 'say', 'patience', 'read_prompt', 'check_sampling', 'cmd_plan',
+           'load_engine', 'sampling_of', 'rates', 'check_trace', 'keep_trace', 'cmd_generate', 'cmd_chat', 'cmd_info',
+           'cmd_fetch', 'cmd_synth', 'parse_widths', 'print_arms', 'cmd_compare', 'check_bench', 'check_out',
+           'fast_flags', 'bench_command', 'bench_drafts', 'cmd_bench', 'finish_bench', 'check_serve', 'cmd_serve',
+           'main', 'serve_main']
 
-# %% ../nbs/28_cli.ipynb #82f0a3a1
+# %% ../nbs/28_cli.ipynb #a1401014
 import argparse
 import json
 import os
@@ -33,6 +33,7 @@ from .experts import add_ranking, record_trace, save_trace
 from .fetch import MODELS, fetch, resolve_model
 from .kv import EXACT_KV, parse_kv
 from .modelfile import ModelFile, summary
+from .plan import plan_lines, plan_of, planned_ram
 from .protocol import bench, check_room, table, write_result
 from .synth import synth
 from .tokenizer import Tokenizer
@@ -110,7 +111,7 @@ def serve_flags(p: Parser):
                    help="answers at a time, and conversations that are remembered (default 4; on a GPU 1)")
     p.add_argument("--queue", type=int, default=64, metavar="N", help="most requests that wait (default 64)")
 
-# %% ../nbs/28_cli.ipynb #1f94011e
+# %% ../nbs/28_cli.ipynb #070528cf
 def make_parser() -> Parser:
     "The whole command line."
     p = Parser(prog="alphabook", description=alphabook.__doc__)
@@ -130,6 +131,11 @@ def make_parser() -> Parser:
     i.add_argument("file", help="GGUF file or the name of a fetched model")
     f = commands.add_parser("fetch", help=f"get a model: {', '.join(MODELS)}")
     f.add_argument("name")
+    n = commands.add_parser("plan", help="what a file needs, what this machine has, what would be chosen, how fast")
+    n.add_argument("file", nargs="?", help="GGUF file or the name of a fetched model; default: the bundled one")
+    n.add_argument("--vram", type=size, metavar="SIZE", help="GPU memory that may be used (no effect in this version)")
+    n.add_argument("--ram", type=size, metavar="SIZE", help="RAM that may be used; default: what is free, less 1 GiB")
+    n.add_argument("--drafter", help="as of generate; default: chosen")
     s = commands.add_parser("synth", help="write a model with random weights in a published shape")
     s.add_argument("--like", required=True, metavar="NAME", help="shape, such as qwen3-0.6b")
     s.add_argument("--type", default="Q4_K_M", help="weight type (default Q4_K_M)")
@@ -137,7 +143,7 @@ def make_parser() -> Parser:
     s.add_argument("--mtp", type=int, default=0, metavar="N", help="blocks that draft: 0 (default) or 1")
     s.add_argument("--seed", type=int, default=1, metavar="S", help="seed of the weights (default 1)")
     s.add_argument("-o", "--out", required=True, metavar="FILE", help="file to write")
-    for p_ in (i, f, s): p_.add_argument("--json", action="store_true", help="print one JSON object on standard output")
+    for p_ in (i, f, n, s): p_.add_argument("--json", action="store_true", help="one JSON object on standard output")
     k = commands.add_parser("compare", help="check that every way of running gives the same bits")
     engine_flags(k)
     k.add_argument("--widths", default="1,2,4,8,16", help="widths of verify rounds (default 1,2,4,8,16)")
@@ -150,7 +156,7 @@ def make_parser() -> Parser:
     for name in LATER: commands.add_parser(name, add_help=False).add_argument("rest", nargs=argparse.REMAINDER)
     return p
 
-LATER = ("plan", "doctor", "quality", "quantize")     # commands of later versions, refused by name
+LATER = ("doctor", "quality", "quantize")     # commands of later versions, refused by name
 
 # %% ../nbs/28_cli.ipynb #3d6dc272
 class Bar:
@@ -202,12 +208,23 @@ def check_sampling(args):
         value = getattr(args, flag[2:].replace("-", "_"))
         if not low <= value <= high: raise ValueError(f"{flag} {value}: must be from {low} to {high}")
 
-# %% ../nbs/28_cli.ipynb #30f28145
+# %% ../nbs/28_cli.ipynb #5d09465e
+def cmd_plan(args) -> int:
+    "alphabook plan"
+    if args.drafter: check_flags(drafter=args.drafter)
+    p, f = plan_of(resolve_model(args.file), {k: v for k, v in dict(ram=args.ram, drafter=args.drafter).items() if v}, say)
+    machine = dict(free=f.free, ram=f.ram, disk=f.disk)
+    print(json.dumps(dict(fits=p.fits, settings=p.settings, reasons=p.reasons, tok_s=p.speed, machine=machine))
+          if args.json else "\n".join(plan_lines(p)))
+    return 0 if p.fits else 1
+
+# %% ../nbs/28_cli.ipynb #e88e13b0
 def load_engine(args, model = None) -> Engine: # path or name; None: the flags'
     "The engine that the shared flags describe."
     check_flags(args.mode, args.drafter, args.kv, args.draft_model)
+    ram = planned_ram(resolve_model(model or args.model), args.ram, pick_backend(args.device), say)
     return Engine.load(model or args.model, args.device, args.mode, args.vram, args.ctx, args.threads, Bar("loading"),
-                       args.drafter, args.draft_model, args.kv, args.ram, say)
+                       args.drafter, args.draft_model, args.kv, ram, say)
 
 # %% ../nbs/28_cli.ipynb #326a1e8b
 def sampling_of(args) -> dict:
@@ -469,12 +486,12 @@ def cmd_serve(args) -> int:
               slots=slots, waiting=args.queue, n_ctx=args.ctx or SERVED)
     return 0
 
-# %% ../nbs/28_cli.ipynb #b325691e
+# %% ../nbs/28_cli.ipynb #258eeecb
 def main(argv = None, # arguments; None: those of the process
          ) -> int: # exit code
     "The `alphabook` command."
     commands = dict(generate=cmd_generate, chat=cmd_chat, info=cmd_info, fetch=cmd_fetch, synth=cmd_synth,
-                    compare=cmd_compare, bench=cmd_bench, serve=cmd_serve)
+                    plan=cmd_plan, compare=cmd_compare, bench=cmd_bench, serve=cmd_serve)
     try:
         parser = make_parser()
         args = parser.parse_args(argv)
