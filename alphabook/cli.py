@@ -208,11 +208,12 @@ def check_sampling(args):
         value = getattr(args, flag[2:].replace("-", "_"))
         if not low <= value <= high: raise ValueError(f"{flag} {value}: must be from {low} to {high}")
 
-# %% ../nbs/28_cli.ipynb #5d09465e
+# %% ../nbs/28_cli.ipynb #0c9c5b41
 def cmd_plan(args) -> int:
     "alphabook plan"
     if args.drafter: check_flags(drafter=args.drafter)
-    p, f = plan_of(resolve_model(args.file), {k: v for k, v in dict(ram=args.ram, drafter=args.drafter).items() if v}, say)
+    given = {k: v for k, v in dict(ram=args.ram, drafter=args.drafter).items() if v}
+    p, f = plan_of(resolve_model(args.file), given, say)
     machine = dict(free=f.free, ram=f.ram, disk=f.disk)
     print(json.dumps(dict(fits=p.fits, settings=p.settings, reasons=p.reasons, tok_s=p.speed, machine=machine))
           if args.json else "\n".join(plan_lines(p)))
