@@ -7,9 +7,9 @@ __all__ = ['ROLES', 'READERS', 'LUMP', 'NOW', 'HITS', 'MISSES', 'PROMPT', 'WANTE
            'expert_tensors', 'piece_bytes', 'fixed_bytes', 'Bank', 'make_banks', 'slots_for', 'find_slots', 'Slotted',
            'Store', 'take_slots', 'lumps', 'read_lump', 'submit', 'finish_jobs', 'enter_slots', 'bring', 'ring',
            'find_missing', 'look_ahead', 'ring_ahead', 'settle', 'resize', 'fit', 'set_ram', 'claim', 'before', 'after',
-           'reading', 'ready', 'shuffled', 'budget_for', 'residency_arm']
+           'reading', 'ready', 'shuffled', 'budget_for', 'with_slots', 'residency_arm']
 
-# %% ../nbs/21b_tiers.ipynb #261be62c
+# %% ../nbs/21b_tiers.ipynb #1c931be3
 import ctypes
 import math
 import threading
@@ -21,7 +21,7 @@ from types import SimpleNamespace
 import numpy as np
 
 import alphabook.cpu_streams as cpu_backend
-from .arms import Arm, Skip, Subject, Text, register
+from .arms import Arm, Subject, Text, register
 from .blocks import FLOAT_TYPES
 from .config import ModelConfig, model_tensors
 from .cpu_experts import packed_bytes
@@ -444,7 +444,7 @@ def ready(self: Store) -> dict: # what was read, and how fast
 
 Store.ready = ready
 
-# %% ../nbs/21b_tiers.ipynb #4f73eaee
+# %% ../nbs/21b_tiers.ipynb #1c0261b6
 RESIDENCIES = "all", "none", "random", "adaptive"
 
 def shuffled(store: Store, rng):
@@ -459,11 +459,14 @@ def budget_for(mf, cfg: ModelConfig, part: float) -> int: # 0 … 1 of the exper
     least, whole = (sum(b.nbytes*b.n_expert*n(b) for b in banks) for n in (lambda b: 1, lambda b: len(b.layers)))
     return fixed_bytes(mf, cfg) + least + int((whole - least)*part) + 1
 
-@register("experts resident: {}", lambda subject: RESIDENCIES)
+def with_slots(subject: Subject) -> tuple: # residencies
+    "Which there are for a subject: none but for a mixture on the CPU backend."
+    fits = subject.mf is not None and getattr(subject.model, "ops", None) is cpu_backend and subject.model.cfg.n_expert
+    return RESIDENCIES if fits else ()
+
+@register("experts resident: {}", with_slots)
 def residency_arm(subject: Subject, text: Text, which: str, arm: Arm):
     "The text with its experts in slots: as a prompt, then rounds of one to five rows."
-    if not subject.model.cfg.n_expert: raise Skip("no mixture of experts")
-    if subject.mf is None or subject.model.ops is not cpu_backend: raise Skip("slots are the CPU backend's")
     part = dict(all=1.0, none=0.0, random=0.5, adaptive=1/3)[which]
     store = Store(subject.mf, subject.model.cfg, budget_for(subject.mf, subject.model.cfg, part), fill=which == "all",
                   ahead=which == "adaptive")
