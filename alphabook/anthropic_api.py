@@ -12,9 +12,9 @@ import json
 
 from pydantic import Field
 
-# %% ../nbs/24f_anthropic_api.ipynb #144c3daf
+# %% ../nbs/24f_anthropic_api.ipynb #2799d3d8
 from .answers import AnswerReader, call_id, template_messages, text_of, whole
-from .openai_api import Tokens, chat_prompt, event, job_timings
+from .openai_api import Tokens, chat_prompt, event, forced_form, job_timings, tool_wishes
 from .service import Answers, ApiError, Sampling, Service, Small, Wish, check_extra
 
 # %% ../nbs/24f_anthropic_api.ipynb #2ee1dbab
@@ -53,7 +53,7 @@ def blocks_to_messages(role: str, blocks: list, where: str) -> list:
     text = [b for b in blocks if b["type"] == "text"]
     return out + ([dict(role="user", content=text_of(text, where))] if text else [])
 
-# %% ../nbs/24f_anthropic_api.ipynb #9ee0c318
+# %% ../nbs/24f_anthropic_api.ipynb #eb844e3a
 def messages_in(body: CountRequest) -> list: # as templates expect them
     "The conversation; ValueError names the message that is wrong."
     out = [dict(role="system", content=text_of(body.system, "system"))] if body.system else []
@@ -65,26 +65,25 @@ def messages_in(body: CountRequest) -> list: # as templates expect them
         else: out.append(dict(role=m["role"], content=text_of(content, f"{where}.content")))
     return template_messages(out)
 
-def tools_in(body: CountRequest) -> list | None: # in OpenAI's form, which templates read
-    "The tools that the model is told about."
-    kind = (body.tool_choice or {}).get("type", "auto")
-    if kind not in ("auto", "none"):
-        raise ApiError(400, f"tool_choice: {kind} is not part of this version; auto and none are", param="tool_choice")
-    if kind == "none" or not body.tools: return None
-    for t in body.tools:
+def tools_in(body: CountRequest) -> tuple: # (tools in OpenAI's form, or None; functions of which one must come)
+    "The tools that the model is told about, and what `tool_choice` makes of them."
+    for t in body.tools or []:
         if not isinstance(t.get("name"), str) or not isinstance(t.get("input_schema"), dict):
             raise ApiError(400, "tools: each needs a name and an input_schema", param="tools")
-    return [dict(type="function", function=dict(name=t["name"], description=t.get("description", ""),
-                                                parameters=t["input_schema"])) for t in body.tools]
+    tools = [dict(type="function", function=dict(name=t["name"], description=t.get("description", ""),
+                                                 parameters=t["input_schema"])) for t in body.tools or []]
+    choice = body.tool_choice or dict(type="auto")
+    kinds = dict(auto="auto", none="none", any="required", tool=dict(type="function", name=choice.get("name")))
+    return tool_wishes(tools, kinds.get(choice.get("type"), "unknown"))
 
-# %% ../nbs/24f_anthropic_api.ipynb #ac99b926
+# %% ../nbs/24f_anthropic_api.ipynb #dfd928da
 def messages_text(service: Service, body: CountRequest) -> tuple: # (text, opened)
     "The prompt of a request. Thinking is on or off where the client says so and the template listens."
     try: messages = messages_in(body)
     except ValueError as e: raise ApiError(400, str(e), param="messages") from None
     thinking = (body.thinking or {}).get("type")
     more = dict(enable_thinking=thinking != "disabled") if thinking else {}
-    return chat_prompt(service, messages, tools_in(body), more)
+    return chat_prompt(service, messages, tools_in(body)[0], more)
 
 def prompt_tokens(service: Service, body: CountRequest) -> tuple: # (ids, opened)
     "The prompt as ids."
@@ -94,8 +93,13 @@ def prompt_tokens(service: Service, body: CountRequest) -> tuple: # (ids, opened
 def messages_wish(service: Service, body: MessagesRequest) -> tuple: # (Wish, opened, whether tools are offered)
     "What a request asks for."
     check_extra(body)
-    ids, opened = prompt_tokens(service, body)
-    return Wish(ids, body, "messages", body.stop_sequences or [], body.max_tokens), opened, bool(tools_in(body))
+    (ids, opened), (offered, forced) = prompt_tokens(service, body), tools_in(body)
+    budget = (body.thinking or {}).get("budget_tokens")
+    if not (budget is None or type(budget) is int and budget >= 0):
+        raise ApiError(400, "thinking.budget_tokens: must be a number of tokens", param="thinking")
+    wish = Wish(ids, body, "messages", body.stop_sequences or [], body.max_tokens, form=forced_form(service, forced),
+                opened=opened, thinking=budget)
+    return wish, opened, bool(offered)
 
 # %% ../nbs/24f_anthropic_api.ipynb #65ae8ae0
 def stop_reason(job, calls: int) -> str:

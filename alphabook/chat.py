@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['CHATML', 'Generation', 'tojson', 'raise_exception', 'SafeNamespace', 'compile_template', 'plain_messages', 'plain',
-           'ChatTemplate', 'split_reasoning', 'as_call', 'parse_xml_call', 'json_calls', 'parse_tool_calls']
+           'template_source', 'ChatTemplate', 'split_reasoning', 'as_call', 'parse_xml_call', 'json_calls',
+           'parse_tool_calls']
 
 # %% ../nbs/05_chat.ipynb #14ee7c9d
 import json, re
@@ -83,7 +84,18 @@ def plain(value):
 CHATML = ("{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
           "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
 
-# %% ../nbs/05_chat.ipynb #b74ccdef
+# %% ../nbs/05_chat.ipynb #6f2abbad
+def template_source(meta: Mapping, tk: Tokenizer, name: str = '') -> tuple[str, dict]: # as of `from_meta`
+    "A file's template, not compiled, and the texts of the special tokens that it may print; `ValueError` if none fits."
+    source = meta.get(f'tokenizer.chat_template.{name}' if name else 'tokenizer.chat_template')
+    if source is None and '<|im_start|>' in tk.vocab.ids and '<|im_end|>' in tk.vocab.ids: source = CHATML
+    if source is None:
+        raise ValueError('this model has no chat template (tokenizer.chat_template): it continues text, it does '
+                         'not chat. Use generate with a prompt')
+    ids = {'bos_token': tk.bos_id, 'eos_token': tk.eos_id, 'unk_token': tk.unk_id, 'pad_token': tk.pad_id}
+    return source, {name: tk.vocab.tokens[id] for name, id in ids.items() if id is not None}
+
+# %% ../nbs/05_chat.ipynb #23b90fa5
 class ChatTemplate:
     "The program that writes a conversation down in a model's notation."
     def __init__(self, source: str, special: Mapping[str, str] = {}):
@@ -97,14 +109,7 @@ class ChatTemplate:
         name: str = '',                       # a named template such as 'tool_use', if the file has several
     ) -> 'ChatTemplate':
         "The file's template, else ChatML if the vocabulary has its tokens, else `ValueError`."
-        tk = tokenizer or Tokenizer.from_meta(meta)
-        source = meta.get(f'tokenizer.chat_template.{name}' if name else 'tokenizer.chat_template')
-        if source is None and '<|im_start|>' in tk.vocab.ids and '<|im_end|>' in tk.vocab.ids: source = CHATML
-        if source is None:
-            raise ValueError('this model has no chat template (tokenizer.chat_template): it continues text, it does '
-                             'not chat. Use generate with a prompt')
-        ids = {'bos_token': tk.bos_id, 'eos_token': tk.eos_id, 'unk_token': tk.unk_id, 'pad_token': tk.pad_id}
-        return cls(source, {name: tk.vocab.tokens[id] for name, id in ids.items() if id is not None})
+        return cls(*template_source(meta, tokenizer or Tokenizer.from_meta(meta), name))
 
     def render(
         self,

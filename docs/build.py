@@ -17,7 +17,7 @@ from execute import SECONDS, cache_path
 from render import Page
 
 DOCS = ROOT / "docs"
-ALSO = {"CONTRIBUTING.md": "Contributing", "CHANGELOG.md": "Changes"}   # Markdown files that are pages, too
+ALSO = {"CONTRIBUTING.md": "Contributing", "CHANGELOG.md": "Changes", "SECURITY.md": "Security"}   # Markdown files that are pages, too
 MARK = "<!-- chapters -->"                                             # in index.ipynb: the table of chapters goes here
 
 # The README
@@ -52,7 +52,7 @@ def executed(chapter: Chapter) -> Path:
 def site_link(href: str) -> str:
     "A link between notebooks or to the repository's Markdown files, as a link between pages."
     page, _, anchor = href.partition("#")
-    page = page.removeprefix("./")
+    page = page.removeprefix("./").removeprefix("nbs/")
     if page.endswith(".ipynb"): page = page.removesuffix(".ipynb") + ".html"
     elif Path(page).name in ALSO: page = Path(page).stem.lower() + ".html"
     return page + (f"#{anchor}" if anchor else "")

@@ -8,9 +8,9 @@ from conftest import ROOT
 pytest.importorskip("fastapi"); pytest.importorskip("uvicorn")
 MODEL, KEY = ROOT / "data/models/alphabook-mini.gguf", "a-secret"
 
-def start(*flags):
+def start(*flags, model=MODEL):
     "A server process, and its address once it is ready."
-    p = subprocess.Popen([sys.executable, "-m", "alphabook", "serve", "-m", str(MODEL), "--port", "0", *map(str, flags)],
+    p = subprocess.Popen([sys.executable, "-m", "alphabook", "serve", "-m", str(model), "--port", "0", *map(str, flags)],
                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     seen = []
     for line in p.stderr:
@@ -21,9 +21,20 @@ def start(*flags):
     p.seen, p.drain = seen, drain
     return p, line.split()[1].removeprefix("http://")
 
+def with_template(path, source):
+    "A copy of the model with another chat template."
+    from alphabook.modelfile import ModelFile, write_gguf
+    with ModelFile(MODEL) as mf:
+        meta = dict(mf.meta) | {"tokenizer.chat_template": source}
+        write_gguf(path, meta, [(t.name, t.shape, t.type.name, t.data) for t in mf.tensors.values()])
+    return path
+
 @pytest.fixture(scope="module")
-def server():
-    p, address = start("--api-key", KEY, "--queue", 6, "--parallel", 2, "--ctx", 2048)
+def log(tmp_path_factory): return tmp_path_factory.mktemp("log") / "requests.jsonl"
+
+@pytest.fixture(scope="module")
+def server(log):
+    p, address = start("--api-key", KEY, "--queue", 6, "--parallel", 2, "--ctx", 2048, "--log", log)
     yield address
     p.send_signal(signal.SIGTERM)
     assert p.wait(30) == 0, "".join(p.seen)
@@ -187,6 +198,81 @@ def test_json_schema_is_held_to_or_refused(server, openai_client):
         status, answer = post(server, "/v1/chat/completions", messages=CHAT, response_format=form)
         assert status == 400 and answer["error"]["code"] == "invalid_schema"
 
+CITY = dict(type="object", required=["city"], additionalProperties=False, properties=dict(city=dict(type="string", maxLength=9)))
+TOOLS = [dict(type="function", function=dict(name="weather", parameters=CITY)), dict(type="function", function=dict(name="now"))]
+
+def test_a_call_that_must_come(server, openai_client):
+    pytest.importorskip("llguidance")
+    ask_for = dict(model="x", messages=CHAT, tools=TOOLS, max_tokens=80, temperature=1.2)
+    for choice, names in (("required", {"weather", "now"}), (dict(type="function", function=dict(name="weather")), {"weather"})):
+        for seed in (1, 2):
+            choice_ = openai_client.chat.completions.create(**ask_for, tool_choice=choice, seed=seed).choices[0]
+            call = choice_.message.tool_calls[0].function
+            assert choice_.finish_reason == "tool_calls" and not choice_.message.content and call.name in names
+            arguments = json.loads(call.arguments)
+            assert call.name == "now" or set(arguments) == {"city"} and len(arguments["city"]) <= 9
+            chunks = list(openai_client.chat.completions.create(**ask_for, tool_choice=choice, seed=seed, stream=True))
+            sent = [d for c in chunks if c.choices for d in c.choices[0].delta.tool_calls or []]
+            assert sent[0].function.name == call.name and "".join(d.function.arguments for d in sent) == call.arguments
+    import anthropic
+    client = anthropic.Anthropic(base_url=f"http://{server}", api_key=KEY, max_retries=0)
+    tools = [dict(name=t["function"]["name"], input_schema=t["function"].get("parameters", dict(type="object"))) for t in TOOLS]
+    for choice in (dict(type="any"), dict(type="tool", name="weather")):
+        answer = client.messages.create(model="x", messages=CHAT[1:], tools=tools, max_tokens=80, tool_choice=choice)
+        assert answer.stop_reason == "tool_use" and answer.content[0].type == "tool_use" and answer.content[0].name in ("weather", "now")
+    bad = [dict(type="function", function=dict(name="f", parameters=dict(type="nonsense")))]
+    status, answer = post(server, "/v1/chat/completions", messages=CHAT, tools=bad, tool_choice="required")
+    assert status == 400 and (answer["error"]["param"], answer["error"]["code"]) == ("tools", "invalid_schema")
+
+def test_several_prompts_in_one_request(server, engine, openai_client):
+    prompts = [PROMPT, "import os\n", PROMPT]
+    want = [engine.generate(p, n=12).text for p in prompts]
+    answer = openai_client.completions.create(model="x", prompt=prompts, max_tokens=12, temperature=0)
+    assert [(c.index, c.text) for c in answer.choices] == list(enumerate(want))
+    assert answer.usage.prompt_tokens == sum(len(engine.tokenizer.encode(p)) for p in prompts)
+    texts = [""] * 3
+    for c in openai_client.completions.create(model="x", prompt=prompts, max_tokens=12, temperature=0, stream=True):
+        for choice in c.choices: texts[choice.index] += choice.text
+    assert texts == want
+    ids = [engine.tokenizer.encode(p) for p in prompts[:2]]
+    answer = openai_client.completions.create(model="x", prompt=ids, max_tokens=12, temperature=0.8, seed=3, n=2)
+    assert [c.text for c in answer.choices] == [engine.generate(p, n=12, temp=0.8, seed=s).text for p in ids for s in (3, 4)]
+
+# ---- thoughts
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory):
+    "A server whose model begins with a thought, as its template says."
+    source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: {% if enable_thinking is undefined or enable_thinking %}<think>\n{% endif %}"
+    p, address = start("--api-key", KEY, "--ctx", 2048, model=with_template(tmp_path_factory.mktemp("thinker") / "thinker.gguf", source))
+    yield address
+    p.send_signal(signal.SIGTERM); p.wait(30)
+
+def test_thoughts_leave_room_for_an_answer(thinker):
+    for n, more in ((60, {}), (60, dict(thinking_budget=5)), (200, dict(temperature=1.0, seed=1))):
+        answer = post(thinker, "/v1/chat/completions", messages=CHAT, max_tokens=n, logit_bias={"0": -100, "2": -100}, **more)[1]
+        message, k = answer["choices"][0]["message"], answer["usage"]["completion_tokens"]
+        assert k == n and message["reasoning_content"] and message["content"], answer
+        assert "<think>" not in message["content"] and "</think>" not in message["content"] + message["reasoning_content"]
+        if more.get("thinking_budget"): assert len(message["reasoning_content"]) < 60 < len(message["content"])
+        sent = [json.loads(e[6:])["choices"][0]["delta"] for e in events(thinker, "/v1/chat/completions", messages=CHAT, max_tokens=n,
+                                                                        logit_bias={"0": -100, "2": -100}, **more)[:-1]]
+        for kind in ("reasoning_content", "content"): assert "".join(d.get(kind) or "" for d in sent) == message[kind]
+    import anthropic
+    client = anthropic.Anthropic(base_url=f"http://{thinker}", api_key=KEY, max_retries=0)
+    blocks = client.messages.create(model="x", messages=CHAT[1:], max_tokens=60, thinking=dict(type="enabled", budget_tokens=8)).content
+    assert [b.type for b in blocks] == ["thinking", "text"] and len(blocks[0].thinking) < 80
+    assert client.messages.create(model="x", messages=CHAT[1:], max_tokens=9, thinking=dict(type="disabled")).content[0].type == "text"
+
+def test_a_schema_and_a_call_hold_behind_a_thought(thinker):
+    pytest.importorskip("llguidance")
+    form = dict(type="json_schema", json_schema=dict(name="city", schema=CITY))
+    for how in (dict(temperature=0), dict(temperature=1.0, seed=3)):
+        message = post(thinker, "/v1/chat/completions", messages=CHAT, max_tokens=120, response_format=form, **how)[1]["choices"][0]["message"]
+        assert message["reasoning_content"] and set(json.loads(message["content"])) == {"city"}
+        message = post(thinker, "/v1/chat/completions", messages=CHAT, max_tokens=120, tools=TOOLS, tool_choice="required", **how)[1]["choices"][0]["message"]
+        assert message["reasoning_content"] and message["tool_calls"][0]["function"]["name"] in ("weather", "now")
+
 def test_tokens_and_templates(server, engine):
     ids = engine.tokenizer.encode("héllo <|im_end|>", add_special=False)
     assert post(server, "/tokenize", content="héllo <|im_end|>")[1] == dict(tokens=ids)
@@ -241,20 +327,69 @@ def test_errors_of_messages(server, anthropic_client):
     assert ask(server, "POST", "/v1/messages", dict(messages=hi), key="no")[1]["error"]["type"] == "authentication_error"
     with pytest.raises(anthropic.BadRequestError): anthropic_client.messages.create(model="x", messages=hi, max_tokens=0)
 
+# ---- OpenAI's responses
+
+def test_responses(server, engine, openai_client):
+    c, want = openai_client, engine.generate(chat_ids(engine), n=40)
+    ask_for = dict(model="x", instructions=CHAT[0]["content"], input=CHAT[1]["content"], max_output_tokens=40, temperature=0)
+    answer = c.responses.create(**ask_for)
+    ended = {"length": "incomplete", "stop": "completed"}[want.finish_reason]
+    assert answer.output_text == want.text and answer.status == ended and answer.output[0].type == "message"
+    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (want.prompt_n, want.predicted_n)
+    with c.responses.stream(**ask_for) as stream:
+        seen = list(stream)
+        assert seen[-1].response.output[0].content[0].text == want.text
+    assert "".join(e.delta for e in seen if e.type == "response.output_text.delta") == want.text
+    assert [e.sequence_number for e in seen if e.type != "response.output_text.delta"][0] == 0 and seen[-1].type == f"response.{ended}"
+    again = c.responses.create(**ask_for | dict(input=[dict(role="user", content=[dict(type="input_text", text=CHAT[1]["content"])])]))
+    assert again.output_text == want.text
+    listed = c.responses.create(**ask_for | dict(max_output_tokens=8, include=["message.output_text.logprobs"], top_logprobs=2)).output[0].content[0]
+    assert "".join(e.token for e in listed.logprobs) == listed.text and all(len(e.top_logprobs) == 2 for e in listed.logprobs)
+
+def test_responses_with_calls_schemas_and_thoughts(server, thinker, openai_client):
+    pytest.importorskip("llguidance")
+    import openai
+    flat = [dict(type="function", name=t["function"]["name"], parameters=t["function"].get("parameters", dict(type="object"))) for t in TOOLS]
+    ask_for = dict(model="x", input="Weather?", tools=flat, tool_choice=dict(type="function", name="weather"), max_output_tokens=120)
+    form = dict(format=dict(type="json_schema", name="city", schema=CITY))
+    for client, first in ((openai_client, []), (openai.OpenAI(base_url=f"http://{thinker}/v1", api_key=KEY, max_retries=0), ["reasoning"])):
+        answer = client.responses.create(**ask_for)
+        assert [i.type for i in answer.output] == first + ["function_call"] and answer.status == "completed"
+        call = answer.output[-1]
+        assert call.name == "weather" and set(json.loads(call.arguments)) == {"city"}
+        with client.responses.stream(**ask_for) as stream:
+            seen = list(stream)
+            last = stream.get_final_response().output
+        assert [i.type for i in last] == first + ["function_call"] and last[-1].arguments == call.arguments
+        assert "".join(e.delta for e in seen if e.type == "response.function_call_arguments.delta") == call.arguments
+        if first:
+            assert "".join(e.delta for e in seen if e.type == "response.reasoning_text.delta").rstrip() == answer.output[0].content[0].text.rstrip()
+            assert 0 < answer.usage.output_tokens_details.reasoning_tokens < answer.usage.output_tokens
+        assert set(json.loads(client.responses.create(model="x", input="A city.", text=form, max_output_tokens=120).output_text)) == {"city"}
+        # what came out goes in again, with the function's result
+        talk = [dict(role="user", content="Weather?"), *(i.model_dump(exclude_none=True) for i in answer.output),
+                dict(type="function_call_output", call_id=call.call_id, output="rain")]
+        assert client.responses.create(model="x", input=talk, max_output_tokens=5).output
+    for bad, param in ((dict(previous_response_id="resp_1"), "previous_response_id"), (dict(background=True), "background"), (dict(input=[]), "input"),
+                       (dict(tools=[dict(type="web_search")]), "tools"), (dict(input=[dict(type="item_reference", id="x")]), "input"), (dict(max_output_tokens=0), "max_output_tokens")):
+        status, answer = post(server, "/v1/responses", **dict(input="x") | bad)
+        assert status == 400 and answer["error"]["param"].split(".")[0] == param, answer
+
 # ---- what is wrong
 
 BAD = [("/v1/chat/completions", dict(messages=[]), "messages"), ("/v1/chat/completions", {}, "messages"),
        ("/v1/chat/completions", dict(messages="hi"), "messages"), ("/v1/chat/completions", dict(messages=[3]), "messages"),
        ("/v1/chat/completions", dict(messages=[dict(role="king", content="x")]), "messages"),
        ("/v1/chat/completions", dict(messages=[dict(role="user", content=[dict(type="image_url")])]), "messages"),
-       ("/v1/chat/completions", dict(messages=CHAT, tools=[{}], tool_choice="required"), "tool_choice"),
+       ("/v1/chat/completions", dict(messages=CHAT, tools=[{}], tool_choice="required"), "tools"),
+       ("/v1/chat/completions", dict(messages=CHAT, tool_choice="required"), "tool_choice"),
        ("/v1/chat/completions", dict(messages=CHAT, response_format=dict(type="yaml")), "response_format"),
        ("/v1/chat/completions", dict(messages=CHAT, n=9), "n"), ("/v1/chat/completions", dict(messages=CHAT, top_logprobs=3), "top_logprobs"),
        ("/v1/completions", dict(prompt="x", temperature="hot"), "temperature"), ("/v1/completions", dict(prompt="x", temperature=-1), "temperature"),
        ("/v1/completions", dict(prompt="x", max_tokens=0), "max_tokens"), ("/v1/completions", dict(prompt="x", max_tokens=1.5), "max_tokens"),
        ("/v1/completions", dict(prompt="x", stop=["a"] * 17), "stop"), ("/v1/completions", dict(prompt=[10**6]), "prompt"),
        ("/v1/completions", dict(prompt=[-1]), "prompt"), ("/v1/completions", dict(prompt=""), "prompt"),
-       ("/v1/completions", dict(prompt=["a", "b"]), "prompt"), ("/v1/completions", dict(prompt="x", logit_bias={"x": 1}), "logit_bias"),
+       ("/v1/completions", dict(prompt=["a"] * 9), "prompt"), ("/v1/completions", dict(prompt=["a"] * 3, n=3), "prompt"), ("/v1/completions", dict(prompt="x", logit_bias={"x": 1}), "logit_bias"),
        ("/v1/completions", dict(prompt="x", suffix="y"), "suffix"), ("/v1/completions", dict(prompt="x", mirostat=2), "mirostat"),
        ("/v1/completions", dict(prompt="x", seed=2**64), "seed"), ("/tokenize", dict(content=5), "content"), ("/detokenize", dict(tokens=[10**9]), "tokens")]
 
@@ -364,6 +499,76 @@ def test_a_server_without_a_key_answers_to_localhost_only_and_ends_gently():
         assert out[0][0] == 200 and out[0][1]["usage"]["completion_tokens"] == 150       # it was allowed to finish
         assert p.wait(20) == 0
     finally: p.kill()
+
+# ---- what it tells, and what it doesn't
+
+def test_the_log_has_numbers_and_no_text(server, log, engine):
+    secret = "Xylophone Quagmire"
+    def lines(since): return [json.loads(x) for x in log.read_text().splitlines()[since:]]
+    n = len(lines(0))
+    done = lambda k: until(lambda: len(lines(n)) >= k)
+    answer = post(server, "/v1/completions", prompt=PROMPT + secret, max_tokens=30, n=2, temperature=0)[1]; done(1)
+    events(server, "/v1/chat/completions", messages=[dict(role="user", content=secret)], max_tokens=4); done(2)
+    post(server, "/v1/completions", prompt=secret, temperature="hot"); done(3)
+    ask(server, "GET", "/v1/" + secret.split()[0], key="stolen-key"); done(4)
+    leave(server, None, prompt=PROMPT, max_tokens=2000, logit_bias={"0": -100, "2": -100}, stream=True); done(5)
+    ask(server, "GET", "/health"); ask(server, "GET", "/metrics")
+    whole, stream, bad, lost, gone = lines(n)
+    assert [r["status"] for r in lines(n)] == [200, 200, 400, 401, 200] and len({r["id"] for r in lines(n)}) == 5
+    assert (whole["path"], whole["method"], whole["stream"], stream["stream"]) == ("/v1/completions", "POST", False, True)
+    a, b = whole["jobs"]
+    g = engine.generate(PROMPT + secret, n=30)
+    assert a["predicted_n"] == g.predicted_n and a["cache_n"] + a["prompt_n"] == g.prompt_n and a["end"] == "finished"
+    assert a["drafted"] >= a["accepted"] == sum(sum(m["accepted_per_position"]) for m in a["by_drafter"].values())
+    assert 0 <= a["queue_ms"] <= a["first_ms"] <= a["total_ms"] <= whole["ms"] and a["rounds"] > 0 and not a["sampled"]
+    assert b["cache_hit_rate"] is not None and a["draft_hit_rate"] == round(a["accepted"]/a["drafted"], 4)
+    assert (bad["error"], bad["jobs"], lost["error"], lost["path"]) == ("bad_value", [], "invalid_api_key", None)
+    assert gone["jobs"][0]["end"] == "left"
+    text = log.read_text()
+    assert not any(w in text for w in (*secret.split(), KEY, "stolen", "fibonacci", str(ROOT)))
+    assert answer["choices"][0]["text"] not in text and json.loads(text.splitlines()[0])["event"] == "ready"
+
+def test_a_template_without_an_end_costs_its_own_requests_and_streams_have_an_end(tmp_path):
+    "The file is not trusted; and a server that is asked to stop ends what takes too long, and says so."
+    loops = "{% if messages[0].content == 'loop' %}" + "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3 + "{% endif %}x{{ messages[0].content }}"
+    p, address = start("--ctx", 100_000, "--grace", 1, model=with_template(tmp_path / "loops.gguf", loops))
+    try:
+        talk = lambda text: ask(address, "POST", "/v1/chat/completions", dict(messages=[dict(role="user", content=text)], max_tokens=3), key=None)
+        late = []
+        loop = threading.Thread(target=lambda: late.append((talk("loop"), time.perf_counter()))); begun = time.perf_counter(); loop.start()
+        assert ask(address, "POST", "/v1/completions", dict(prompt="x", max_tokens=3), key=None)[0] == 200 and not late    # others go on
+        loop.join()
+        (status, answer), ended = late[0]
+        assert status == 400 and "chat template: it takes longer than 5 s" == answer["error"]["message"] and ended - begun < 9
+        assert talk("fine")[0] == 200
+        endless = dict(prompt="x", max_tokens=90_000, logit_bias={"0": -100, "2": -100}, stream=True)
+        out = []
+        def listen():
+            c = http.client.HTTPConnection(address, timeout=60)
+            c.request("POST", "/v1/completions", json.dumps(endless), {"Content-Type": "application/json"})
+            out.append(c.getresponse().read())
+        stream = threading.Thread(target=listen); stream.start()
+        until(lambda: "alphabook_requests_processing 1" in ask(address, "GET", "/metrics", key=None)[1])
+        p.send_signal(signal.SIGTERM); begun = time.perf_counter()
+        stream.join()
+        last = json.loads(out[0].split(b"\n\n")[-2][6:])
+        assert last["error"]["code"] == "unavailable" and "shutting down" in last["error"]["message"]
+        assert p.wait(20) == 0 and 0.9 < time.perf_counter() - begun < 6
+    finally: p.kill()
+
+def test_a_body_that_does_not_arrive(monkeypatch):
+    import asyncio
+    from alphabook import server as doors
+    monkeypatch.setattr(doors, "PATIENCE", 0.05)
+    sent = []
+    async def one():
+        async def receive(): await asyncio.sleep(30)
+        async def send(message): sent.append(message)
+        scope = dict(type="http", method="POST", path="/v1/completions", headers=[(b"host", b"localhost")], app=None)
+        await doors.Guard(None)(scope, receive, send)
+    asyncio.run(one())
+    assert sent[0]["status"] == 408 and json.loads(sent[1]["body"])["error"]["code"] == "request_timeout"
+    assert any(name == b"x-request-id" for name, _ in sent[0]["headers"])
 
 def test_a_port_that_is_taken_and_a_package_that_is_missing(server):
     run = lambda *argv, code="": subprocess.run([sys.executable, "-c", code + "import sys, alphabook.cli as c; sys.exit(c.main(sys.argv[1:]))",
