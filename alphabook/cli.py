@@ -530,12 +530,13 @@ def cmd_serve(args) -> int:
               log, args.grace, slots=slots, waiting=args.queue, n_ctx=args.ctx or SERVED)
     return 0
 
-# %% ../nbs/28_cli.ipynb #5bc0ea0c
+# %% ../nbs/28_cli.ipynb #621eb5a2
 def main(argv = None, # arguments; None: those of the process
          ) -> int: # exit code
     "The `alphabook` command."
     commands = dict(generate=cmd_generate, chat=cmd_chat, info=cmd_info, fetch=cmd_fetch, synth=cmd_synth,
-                    plan=cmd_plan, compare=cmd_compare, bench=cmd_bench, serve=cmd_serve, doctor=cmd_doctor, completion=cmd_completion)
+                    plan=cmd_plan, compare=cmd_compare, bench=cmd_bench, serve=cmd_serve,
+                    doctor=cmd_doctor, completion=cmd_completion)
     try:
         parser = make_parser()
         args = parser.parse_args(argv)
