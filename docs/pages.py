@@ -96,10 +96,10 @@ def results_page() -> str:
 # Knobs
 def commands() -> dict[str, argparse.ArgumentParser]:
     "The commands of `alphabook`."
-    from alphabook.cli import LATER, make_parser
+    from alphabook.cli import make_parser
     parser = make_parser()
     [sub] = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
-    return {name: p for name, p in sub.choices.items() if name not in LATER}
+    return dict(sub.choices)
 
 def flags() -> dict[str, tuple]:
     "Every flag: {name: (action, commands that have it)}."
