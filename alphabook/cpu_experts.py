@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Experts', 'UNPACK_LIMIT', 'PACK_LIMIT', 'memory_bytes', 'packed_bytes', 'file_bytes', 'has_room', 'packed_matrix',
-           'load_matrix', 'load_experts', 'group_rows', 'expert_matmuls', 'expert_matmul', 'add_expert_bias', 'Matrix',
-           'matmul', 'matmuls']
+           'load_matrix', 'load_experts', 'group_rows', 'located', 'expert_matmuls', 'expert_matmul', 'add_expert_bias',
+           'Matrix', 'matmul', 'matmuls']
 
 # %% ../nbs/09f_cpu_experts.ipynb #bb6729d0
 import os
@@ -122,7 +122,12 @@ def _refuse(lo, hi, ids, n_experts, out): # int32 [N], float32 [N, R]
     for row in range(lo, hi):
         if not 0 <= ids[row] < n_experts: out[row] = np.nan
 
-# %% ../nbs/09f_cpu_experts.ipynb #f07bcf71
+# %% ../nbs/09f_cpu_experts.ipynb #ff0f5176
+def located(w, groups): # a stack; from `group_rows` → groups that `product` reads
+    "Groups whose experts are places in the stack's memory."
+    return (w.locate(groups), *groups[1:]) if hasattr(w, "locate") else groups
+
+# %% ../nbs/09f_cpu_experts.ipynb #0c8f81ca
 def expert_matmuls(ws, # stacks of E matrices [R, K], E and K the same
                    x, # float32 [N, K]
                    ids, # int32 [N·r]: row i of a result is x[i // r] times the transposed matrix of expert ids[i]
@@ -132,6 +137,7 @@ def expert_matmuls(ws, # stacks of E matrices [R, K], E and K the same
     r = len(ids)//max(1, len(x))
     if len(ids) != len(x)*r: raise ValueError(f"{len(ids)} experts for {len(x)} rows")
     with side_by_side(): columns, groups = columns_for(ws, x), group_rows(ids, n_experts)
+    groups = located(ws[0], groups)
     with side_by_side(): outs = [product(w, columns, groups, r) for w in ws]
     with side_by_side():
         for out in outs: share(_refuse, len(ids), len(ids), ids, n_experts, out)

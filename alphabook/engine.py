@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['COLOURS', 'BACKENDS', 'SPACING', 'NEAR', 'CHECKPOINT_BYTES', 'WIDEST', 'AHEAD', 'SPARE', 'StopStrings', 'Generation',
            'Token', 'pick_backend', 'load_model', 'check_flags', 'marks', 'thin', 'affordable', 'Session', 'Engine',
-           'mtp_block', 'new_policy', 'prices_for', 'prompt_ids', 'naming', 'count_round', 'spoken', 'weights_of',
-           'chosen', 'ahead', 'borrowed', 'run', 'hashing', 'told', 'stream', 'generate']
+           'mtp_block', 'mtp_drafter', 'new_policy', 'prices_for', 'prompt_ids', 'naming', 'count_round', 'spoken',
+           'weights_of', 'chosen', 'ahead', 'leading', 'handed_out', 'turning', 'bringing', 'borrowed', 'run',
+           'hashing', 'told', 'stream', 'generate']
 
-# %% ../nbs/23_engine.ipynb #22d9dd3a
+# %% ../nbs/23_engine.ipynb #75c4cfcd
 import hashlib
 import html
 import time
@@ -32,6 +33,7 @@ from .policy import Alone, Auto, Prices, measure_guess, measure_rounds
 from .pricefile import price_key, remembered
 from .rounds import prefill, run_round
 from .sampling import choose, verdict
+from .tiers import Store, fixed_bytes
 from .tokenizer import Tokenizer
 
 # %% ../nbs/23_engine.ipynb #987d63a4
@@ -110,7 +112,7 @@ class Token:
 # %% ../nbs/23_engine.ipynb #2f98853b
 BACKENDS = {"cpu": cpu_backend, "numpy": numpy_backend}
 
-# %% ../nbs/23_engine.ipynb #fb94291e
+# %% ../nbs/23_engine.ipynb #3cbad19d
 def pick_backend(device: str, # auto, cpu, cuda or numpy
                  ) -> str: # cpu, cuda or numpy
     "The device that will be used. `ValueError` for one that can't be."
@@ -120,10 +122,16 @@ def pick_backend(device: str, # auto, cpu, cuda or numpy
     if lacks and device == "cuda": raise ValueError(f"--device cuda: {lacks}; use cpu")
     return "cpu" if lacks else "cuda"
 
-def load_model(mf: ModelFile, cfg: ModelConfig, device: str, progress = None): # device: from `pick_backend` → model
-    "The weights in the form that a device wants."
-    if device in BACKENDS: return Model(mf, cfg, BACKENDS[device], progress)
-    from alphabook.gpu_rounds import GpuModel
+def load_model(mf: ModelFile, cfg: ModelConfig, device: str, progress = None, # device: from `pick_backend`
+               ram: int = None, say = None): # bytes for all of it; called with a line about experts → model
+    "The weights in the form that a device wants. ValueError if they don't fit."
+    store = None
+    if ram and device == "cpu":
+        if cfg.n_expert: store = Store(mf, cfg, ram, say=say)
+        elif (least := fixed_bytes(mf, cfg)) > ram:
+            raise ValueError(f"--ram {ram:,}: each token reads {least:,} bytes here; only mixtures can do with less")
+    if device in BACKENDS: return Model(mf, cfg, BACKENDS[device], progress, store)
+    from alphabook.gpu_verdicts import GpuModel
     return GpuModel(mf, cfg, progress)
 
 # %% ../nbs/23_engine.ipynb #b99f1860
@@ -171,13 +179,13 @@ def affordable(cache) -> int: # most checkpoints within the budget
     if state is None: return 4                                  # a GPU's cache is another kind
     return max(2, min(32, CHECKPOINT_BYTES//max(1, state.nbytes + sum(w.nbytes for w in cache.windows))))
 
-# %% ../nbs/23_engine.ipynb #a796e198
+# %% ../nbs/23_engine.ipynb #ce385ddc
 class Session:
     "A cache with the ids it holds, and what drafts for it; a prompt that continues them only pays for what is new."
     def __init__(self, engine, n_ctx: int, # engine, positions to make room for
                  keep: int = None, # most checkpoints of recurrent layers; None: as many as are affordable
                  drafter: str = None): # auto, mtp, copy or none; None: the engine's
-        self.drafter = drafter or engine.drafter
+        self.drafter, self.hosted = drafter or engine.drafter, engine.device in BACKENDS
         self.cache = engine.model.new_cache(n_ctx, 4 if keep is None else keep)
         if keep is None: self.cache.keep = affordable(self.cache)
         self.policy = engine.new_policy(self.drafter, self.cache)
@@ -203,26 +211,28 @@ class Session:
             at = cache.n
             thin(cache.checkpoints, cache.keep - 2)             # reading leaves two
             logits = prefill(model, cache, ids[at:to], progress=shown and (lambda *n, at=at: shown(*n, at)),
-                             seen=lambda *rows: self.tell(True))
+                             seen=self.policy and (lambda *rows: self.tell(True)))
         return logits
 
     def tell(self, prompt: bool): # whether the tokens are the prompt's
         "Tell the drafters what the model has read."
-        ids, hidden = self.cache.ids[:self.cache.n], getattr(self.cache, "hidden", None)
-        if self.policy: self.policy.committed(ids, hidden, prompt)
+        if not self.policy: return
+        hidden = getattr(self.cache, "hidden", None) if self.hosted else None               # a GPU keeps it
+        self.policy.committed(self.cache.ids[:self.cache.n], hidden, prompt)
 
-# %% ../nbs/23_engine.ipynb #65e78281
+# %% ../nbs/23_engine.ipynb #7d20a877
 class Engine:
     "A loaded model: `stream` and `generate` text with it."
     def __init__(self, mf: ModelFile, device: str, mode: str, n_ctx: int = None, progress = None,
-                 drafter: str = "auto", draft_file: ModelFile = None, kv: tuple = EXACT_KV):
+                 drafter: str = "auto", draft_file: ModelFile = None, kv: tuple = EXACT_KV, ram: int = None,
+                 say = None):
         check_float_mode()
         self.mf, self.cfg, self.device, self.mode = mf, load_config(mf), device, mode
         self.drafter, self.draft_file, self.block, self.prices, self.spare = drafter, draft_file, None, None, []
         self.tokenizer = Tokenizer.from_meta(mf.meta, str(mf.path))
         self.n_ctx = min(n_ctx or self.cfg.n_ctx, self.cfg.n_ctx)
         for kind in kv: row_shape(kind, self.cfg.head_dim)                                  # or it says what is wrong
-        self.model, self.kv = load_model(mf, self.cfg, device, progress), kv
+        self.model, self.kv = load_model(mf, self.cfg, device, progress, ram, say), kv
         self.model.kv = kv
         if draft_file or drafter == "mtp": self.mtp_block()
 
@@ -237,6 +247,8 @@ class Engine:
              drafter: str = "auto", # auto, mtp, copy or none
              draft_model = None, # GGUF file with an MTP block for this model; None: the model's own
              kv: str = "f16", # K[:V], types of keys and values; others than f16 in mode fast only
+             ram: int = None, # bytes that weights, keys and values may take on a CPU; None: no limit
+             say = None, # called with a line about where a mixture's experts are
              ) -> "Engine":
         "Open, check and load a model. `ValueError` in one line for anything that can't be used."
         check_flags(mode, drafter, kv, draft_model)
@@ -247,7 +259,7 @@ class Engine:
         if n_ctx is not None and n_ctx < 1: raise ValueError(f"--ctx {n_ctx}: must be at least 1")
         try: side = ModelFile(draft_model) if draft_model else None
         except (OSError, ValueError) as e: raise ValueError(f"--draft-model {e}") from None
-        return cls(mf, usable, mode, n_ctx, progress, drafter, side, parse_kv(kv))
+        return cls(mf, usable, mode, n_ctx, progress, drafter, side, parse_kv(kv), ram, say)
 
     def chat_template(self) -> ChatTemplate:
         "The model's chat template."
@@ -257,22 +269,30 @@ class Engine:
         "A session that keeps its keys and values between prompts."
         return Session(self, min(n_ctx or self.n_ctx, self.n_ctx), drafter=drafter)
 
-# %% ../nbs/23_engine.ipynb #24fff874
+# %% ../nbs/23_engine.ipynb #d9183eb5
 def mtp_block(self: Engine):
     "The block that drafts, loaded when it is first needed. ValueError if there is none."
-    if self.device not in BACKENDS: raise ValueError(f"--drafter mtp: not part of this version on {self.device}")
-    if not self.block: self.block = load_block(self.model, self.mf, self.draft_file)
+    if not self.block:
+        if self.device in BACKENDS: load = load_block
+        else: from alphabook.gpu_mtp import gpu_block as load
+        self.block = load(self.model, self.mf, self.draft_file)
     return self.block
+
+def mtp_drafter(engine: Engine, cache): # of a session; empty → MtpDrafter, or GpuMtpDrafter
+    "A drafter for a text."
+    if engine.device in BACKENDS: return MtpDrafter(engine.mtp_block(), cache.n_ctx)
+    from alphabook.gpu_mtp import GpuMtpDrafter
+    return GpuMtpDrafter(engine.mtp_block(), cache)
 
 def new_policy(self: Engine, drafter: str, # auto, mtp, copy or none
                cache): # of the session; empty → policy (chapter 17), or None
     "What drafts for a new session."
     check_flags(self.mode, drafter)
-    if drafter == "none" or self.mode == "plain" or drafter == "auto" and self.device != "cpu": return None
+    if drafter == "none" or self.mode == "plain" or drafter == "auto" and self.device == "numpy": return None
     if drafter == "copy": return Alone(CopyDrafter())
-    if drafter == "mtp": return Alone(MtpDrafter(self.mtp_block(), cache.n_ctx))
-    has_block = self.cfg.n_mtp or self.draft_file
-    mtp = MtpDrafter(self.mtp_block(), cache.n_ctx) if has_block else None
+    if drafter == "mtp": return Alone(mtp_drafter(self, cache))
+    has_block = self.draft_file or self.cfg.n_mtp and (self.device in BACKENDS or not self.cfg.streams)
+    mtp = mtp_drafter(self, cache) if has_block else None
     return Auto(self.prices or (lambda: prices_for(self, cache, mtp)), mtp, CopyDrafter())
 
 def prices_for(engine: Engine, cache, mtp) -> Prices: # of a session; its MtpDrafter, or None
@@ -282,7 +302,7 @@ def prices_for(engine: Engine, cache, mtp) -> Prices: # of a session; its MtpDra
         prices.guess = measure_guess(mtp) if mtp else 0.0
         return prices
     files = [*engine.mf.paths, *(engine.draft_file.paths if engine.draft_file else ())]
-    engine.prices = engine.prices or remembered(price_key(files), measure)
+    engine.prices = engine.prices or remembered(price_key(files, getattr(engine.model, "card", str)()), measure)
     return engine.prices
 
 Engine.mtp_block, Engine.new_policy = mtp_block, new_policy
@@ -356,7 +376,7 @@ def spoken(engine: Engine, session: Session, token: int, # the last token, said 
         if policy: policy.verified(len(drafts), len(ids) - 1, spent, after - before)
         count_round(g, name, len(drafts), min(said, len(ids) - 1))
 
-# %% ../nbs/23_engine.ipynb #f85d799d
+# %% ../nbs/23_engine.ipynb #17f849f0
 def weights_of(engine: Engine): # function, as of `sample`
     "The sampler's part that a backend may do."
     return (numpy_backend if engine.device == "numpy" else cpu_backend).token_weights
@@ -369,15 +389,15 @@ def chosen(engine: Engine, session: Session, logits, # float32 [n_vocab], after 
     with naming(engine.mf): token = choose(row, session.cache.n, sampling, weights_of(engine))
     if watch: watch(logits, token)
     yield token
-    alone = not (session.policy or watch or steer) and hasattr(engine.model, "continue_text")
-    more = ahead if alone and engine.model.can_continue(sampling) else spoken
+    unseen = not (watch or steer) and hasattr(engine.model, "continue_text") and engine.model.can_continue(sampling)
+    more = spoken if not unseen else ahead if not session.policy else leading(session.policy)
     left = n - 1
     while left > 0:
         for token in more(engine, session, token, left, watch, steer, sampling, g):
             left -= 1
             yield token
 
-# %% ../nbs/23_engine.ipynb #074909f2
+# %% ../nbs/23_engine.ipynb #cb47b011
 AHEAD = 8                                      # rounds that a device runs before the host looks
 
 def ahead(engine: Engine, session: Session, token: int, n: int, watch, steer, sampling, g: Generation): # as `spoken`
@@ -386,6 +406,40 @@ def ahead(engine: Engine, session: Session, token: int, n: int, watch, steer, sa
     for id in ids:
         count_round(g, "none", 0, 0)
         yield id
+
+def leading(policy): # of a session → function, as `spoken`
+    "How rounds with drafts go on a device: by themselves if only a block drafts there, else one by one."
+    return turning if hasattr(getattr(policy, "drafter", None), "ready") else bringing
+
+# %% ../nbs/23_engine.ipynb #288b1d5a
+def handed_out(g: Generation, name: str, drafted: int, ids: list): # the drafter; ids that a round said → yields ids
+    "The tokens of a round, counted as far as somebody takes them."
+    said = 0
+    try:
+        for id in ids:
+            said += 1
+            g.by = name if said < len(ids) else ""
+            yield id
+    finally: count_round(g, name, drafted, min(said, len(ids) - 1))
+
+def turning(engine: Engine, session: Session, token: int, n: int, watch, steer, sampling, g: Generation): # as `spoken`
+    "Some rounds whose drafts a block on the device makes."
+    drafter, ends = session.policy.drafter, engine.tokenizer.eog_ids
+    with naming(engine.mf): said = engine.model.continue_drafting(session.cache, drafter, token, n, ends, **sampling)
+    for drafted, ids in said: yield from handed_out(g, drafter.name, drafted, ids)
+
+def bringing(engine: Engine, session: Session, token: int, n: int, watch, steer, sampling, g: Generation): # as `spoken`
+    "A round of drafts from the host, judged on the device."
+    cache, policy, at, start = session.cache, session.policy, session.cache.n, time.perf_counter()
+    with naming(engine.mf):
+        cache.ids[at] = token
+        drafts, _, name = policy.draft(cache.ids[:at + 1], min(n, cache.room, WIDEST) - 1)
+        before = time.perf_counter()
+        ids = engine.model.judge(cache, [token, *drafts], engine.tokenizer.eog_ids, **sampling)
+    spent = time.perf_counter() - before
+    session.tell(False)
+    policy.verified(len(drafts), len(ids) - 1, time.perf_counter() - start, spent)
+    yield from handed_out(g, name, len(drafts), ids)
 
 # %% ../nbs/23_engine.ipynb #c8607318
 @contextmanager

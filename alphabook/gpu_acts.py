@@ -18,7 +18,7 @@ from . import elementary
 from .gpu_functions import MAGIC, MAGIC_BITS, gate_up, gdc_launch_dependents, gdc_wait, launch
 from .gpu_norms import fold, pieces, root_mean, square_sum
 
-# %% ../nbs/10d_gpu_acts.ipynb #25a32656
+# %% ../nbs/10d_gpu_acts.ipynb #a0466555
 @dataclass
 class Acts:
     "W rows of activations by the contract, as the products read them; S is W rounded up to a multiple of 8."
@@ -28,13 +28,13 @@ class Acts:
     m8: torch.Tensor               # int8 [nb, 2, S, 1 t, 2 h, 2 i, 4 b]: the same in digits of 7 bits, two and one
     m16: torch.Tensor              # int8 [nb, 2, S, 2 t, 2 h, 2 i, 4 b]: the same of groups of 16
     d: torch.Tensor                # float32 [nb, S]
-    f: torch.Tensor                # int8 [nb, 8, 3, S, 32]: q and two digits of a·q in file order, for W > 8
+    f: torch.Tensor                # int8 [nb, 8, S, 32]: q in file order, for W > 8
     W: int
     K: int
     x: 'torch.Tensor | None' = None    # float32 [W, K]: the rows themselves, for float matrices
 
 PARTS = dict(q=(256, torch.int8), a=(32, torch.float32), s=(32, torch.float32), m8=(32, torch.int8),
-             m16=(64, torch.int8), d=(4, torch.float32), f=(768, torch.int8))       # bytes a superblock and row, type
+             m16=(64, torch.int8), d=(4, torch.float32), f=(256, torch.int8))       # bytes a superblock and row, type
 
 def empty_acts(W: int, # rows
                K: int, # activations per row
@@ -49,7 +49,7 @@ def empty_acts(W: int, # rows
         at += size*n
     return Acts(**parts, W=W, K=K)
 
-# %% ../nbs/10d_gpu_acts.ipynb #92682951
+# %% ../nbs/10d_gpu_acts.ipynb #53a83ec5
 TINIEST, LARGEST = tl.constexpr(2.0**-100), tl.constexpr(2.0**120)
 STEPS, D_DIV = tl.constexpr(32.0), tl.constexpr(127.0*32)
 
@@ -75,11 +75,7 @@ def store_acts(x, w, b, S, p_q, p_a, p_s, p_m8, p_m16, p_d, p_f):
     t = x*tl.div_rn(inv, a.to(tl.float32))[:, None, None] + MAGIC
     q = tl.where(live[:, None, None], t.to(tl.int32, bitcast=True) - MAGIC_BITS, 0)
     tl.store(p_q + ((b*4 + j//2)*S + w)*64 + k//4*16 + j % 2*8 + i*4 + k % 4, q.to(tl.int8))
-    if S > 8:
-        p, v = p_f + ((b*8 + j)*(3*S) + w)*32 + i*16 + k, q*a[:, None, None]              # |v| ≤ 4,064
-        tl.store(p, q.to(tl.int8))
-        tl.store(p + 32*S, (v & 127).to(tl.int8))
-        tl.store(p + 64*S, (v >> 7).to(tl.int8))
+    if S > 8: tl.store(p_f + ((b*8 + j)*S + w)*32 + i*16 + k, q.to(tl.int8))
     half = tl.sum(q, 2)                                                                   # (8, 2)
     sums, j1 = a*tl.sum(half, 1), tl.arange(0, 8)
     tl.store(p_a + (b*8 + j1)*S + w, a.to(tl.float32))

@@ -4,17 +4,17 @@
 
 # %% auto #0
 __all__ = ['SCRATCH', 'WAVES', 'CHAIN', 'loaded', 'lane', 'lanes', 'fold_groups', 'value_rows', 'add_values', 'k_attend',
-           'largest', 'factors', 'pack_two', 'unpack_two', 'chain', 'k_combine_tiles', 'spread', 'attend_part',
-           'combine_part', 'attention']
+           'largest', 'factors', 'pack_two', 'unpack_two', 'store_factors', 'left_by_tiles', 'chain', 'k_combine_tiles',
+           'spread', 'attend_part', 'combine_part', 'attention']
 
-# %% ../nbs/10j_gpu_attention.ipynb #17b22abe
+# %% ../nbs/10j_gpu_attention.ipynb #f4f71cd7
 import torch
 import triton
 import triton.language as tl
 
 from .gpu_acts import Acts, empty_acts, store_acts
-from .gpu_functions import begin, exp, launch, sigmoid
-from .gpu_heads import HEADS
+from .gpu_functions import begin, exp, launch, sigmoid, touch
+from .gpu_heads import heads_of
 from .gpu_norms import fold
 
 # %% ../nbs/10j_gpu_attention.ipynb #04f6a551
@@ -68,7 +68,7 @@ def add_values(o, vs, p_p, i_head, START: tl.constexpr, H: tl.constexpr):
         for n in tl.static_range(8): o = tl.fma(ps[n][:, None], vs[start + n].to(tl.float32)[None, :], o)
     return o                                                                      # (H, D)
 
-# %% ../nbs/10j_gpu_attention.ipynb #05367478
+# %% ../nbs/10j_gpu_attention.ipynb #24c24968
 @triton.jit
 def k_attend(p_q, p_k, p_v, p_positions, p_chosen, p_p, p_m, p_l, p_o, scale, window, start, R, n_part,
              group, n_tiles, chosen_row, Q: tl.constexpr,
@@ -77,6 +77,7 @@ def k_attend(p_q, p_k, p_v, p_positions, p_chosen, p_p, p_m, p_l, p_o, scale, wi
     "Some tiles of H heads of one KV head: m, l [tile, kv, n_part], o [tile, kv, n_part, D]. BLOCK: of `chosen`, or 0."
     begin(PDL)
     chunk, kv, split, n_kv = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(1)
+    touch(p_q + (kv*KD + tl.minimum(tl.arange(0, DP), KD - 1))*Q + start + chunk*H)
     i_head, j, d = tl.arange(0, H), tl.arange(0, 64), tl.arange(0, DP)
     r = start + chunk*H + i_head                                                  # below R; scratch begins at `start`
     row, ok = tl.minimum(r, R - 1)//group, r < R
@@ -105,6 +106,7 @@ def k_attend(p_q, p_k, p_v, p_positions, p_chosen, p_p, p_m, p_l, p_o, scale, wi
         p = tl.where(seen, exp(s - m[:, None]), 0.0)
         tl.store(p_p + i_head[:, None] + j[None, :]*H, p)
         tl.debug_barrier()
+        touch(p_p + j*H)
         o = add_values(tl.zeros([H, DP], tl.float32), vs, p_p, i_head, 0, H)
         o = add_values(o, us, p_p, i_head, 32, H)
         out = (one*t*n_kv + kv)*n_part + r - start
@@ -142,28 +144,42 @@ def unpack_two(x): # int64 → float32, float32
     "The way back."
     return x.to(tl.int32).to(tl.float32, bitcast=True), (x >> 32).to(tl.int32).to(tl.float32, bitcast=True)
 
-# %% ../nbs/10j_gpu_attention.ipynb #8a8d5ba9
+# %% ../nbs/10j_gpu_attention.ipynb #44971aae
 @triton.jit
-def chain(o, l, p_f, p_l, p_o, t, last, stride, ok_d, D: tl.constexpr, N: tl.constexpr): # o [heads, B], l [heads]
-    "N tiles of the chain from t on; p_f has alpha and beta of each. All that they need is on its way before the first."
-    os, ls, fs = (), (), ()
+def store_factors(p_f, p_m, start, last, stride, m, F: tl.constexpr): # p_f, p_m: [heads] → the maximum after them
+    "alpha and beta of F tiles from `start` on."
+    t = start + tl.arange(0, F)[None, :]
+    alpha, beta, m = factors(p_m[:, None], t, start, last, stride, m)
+    tl.store(p_f[:, None] + t, pack_two(alpha, beta), mask=t <= last)
+    return m
+
+# %% ../nbs/10j_gpu_attention.ipynb #095503e2
+@triton.jit
+def left_by_tiles(p_l, p_o, t, n_tiles, stride, ok_d, D: tl.constexpr, N: tl.constexpr): # → tuples of o [heads, B], l [heads]
+    "What N tiles from t on left, all on their way at once; beyond the last tile it may be anything."
+    os, ls = (), ()
     for n in tl.static_range(N):
-        ok = t + n <= last
-        fs = fs + (tl.load(p_f + t + n, mask=ok, other=0x3F800000),)              # alpha 1, beta 0
-        ls = ls + (tl.load(p_l + (t + n)*stride, mask=ok, other=0.0),)
-        os = os + (tl.load(p_o + (t + n)*stride*D, mask=ok & ok_d, other=0.0),)
+        at = tl.minimum(t + n, n_tiles - 1)*stride
+        ls, os = ls + (tl.load(p_l + at),), os + (tl.load(p_o + at*D, mask=ok_d, other=0.0),)
+    return os, ls
+
+@triton.jit
+def chain(o, l, p_f, os, ls, t, last, N: tl.constexpr): # o [heads, B], l [heads]
+    "The next N tiles, from t on; p_f has alpha and beta of each."
+    fs = ()
+    for n in tl.static_range(N): fs = fs + (tl.load(p_f + t + n, mask=t + n <= last, other=0x3F800000),)   # 1 and 0
     for n in tl.static_range(N):
         alpha, beta = unpack_two(fs[n])
-        l = l*alpha + ls[n]*beta
-        o = o*alpha[:, None] + os[n]*beta[:, None]
+        l = l*alpha + tl.where(t + n <= last, ls[n], 0.0)*beta
+        o = o*alpha[:, None] + tl.where(t + n <= last, os[n], 0.0)*beta[:, None]
     return o, l
 
-# %% ../nbs/10j_gpu_attention.ipynb #e9512521
+# %% ../nbs/10j_gpu_attention.ipynb #08b69fd0
 @triton.jit
 def k_combine_tiles(p_m, p_l, p_o, p_positions, p_sinks, p_gate, p_f, p_out, window, start, group, n_head, n_part,
                     n_tiles, gate_row, gate_head, to, S, p_q, p_a, p_s, p_m8, p_m16, p_d, p_fa,
-                    D: tl.constexpr, B: tl.constexpr, F: tl.constexpr, N: tl.constexpr, SINKS: tl.constexpr,
-                    GATE: tl.constexpr, ACTS: tl.constexpr, PDL: tl.constexpr):
+                    D: tl.constexpr, B: tl.constexpr, F: tl.constexpr, N: tl.constexpr, WHOLE: tl.constexpr,
+                    SINKS: tl.constexpr, GATE: tl.constexpr, ACTS: tl.constexpr, PDL: tl.constexpr):
     "Heads of one row, 256 // B of them: their tiles in order, the sink, the division, the gate; floats or integers."
     begin(PDL)
     H: tl.constexpr = 256//B
@@ -172,16 +188,18 @@ def k_combine_tiles(p_m, p_l, p_o, p_positions, p_sinks, p_gate, p_f, p_out, win
     i, n_kv = tl.arange(0, H), n_head//group
     head = tl.minimum(block*H + i, n_head - 1)
     at = one*(head//group)*n_part + w*group + head % group - start                # (H,)
-    first, last, stride = tl.maximum(pos - window + 1, 0)//64, pos//64, one*n_kv*n_part
+    first, last, stride = one*0, pos//64, one*n_kv*n_part
+    if not WHOLE: first = one*tl.maximum(pos - window + 1, 0)//64
     p_f += (one*(tl.program_id(0)*tl.num_programs(1) + block)*H + i)*n_tiles
     m, l, o = i*0.0 + float("-inf"), i*0.0, tl.zeros([H, B], tl.float32)
-    for t_start in range(first, last + 1, F):
-        t = t_start + tl.arange(0, F)[None, :]
-        alpha, beta, m = factors((p_m + at)[:, None], t, t_start, last, stride, m)
-        tl.store(p_f[:, None] + t, pack_two(alpha, beta), mask=t <= last)
-    tl.debug_barrier()
     p_o += at[:, None]*D + d
-    for t in range(first, last + 1, N): o, l = chain(o, l, p_f, p_l + at, p_o, t, last, stride, d < D, D, N)
+    os, ls = left_by_tiles(p_l + at, p_o, first, n_tiles, stride, d < D, D, N)
+    m = store_factors(p_f, p_m + at, first, last, stride, m, N)
+    for t in range(first + N, last + 1, F): m = store_factors(p_f, p_m + at, t, last, stride, m, F)
+    tl.debug_barrier()
+    for t in range(first, last + 1, N):
+        o, l = chain(o, l, p_f, os, ls, t, last, N)
+        os, ls = left_by_tiles(p_l + at, p_o, t + N, n_tiles, stride, d < D, D, N)
     if SINKS:
         sink = tl.load(p_sinks + head)
         top = tl.maximum(m, sink)
@@ -204,10 +222,10 @@ def spread(n_kv: int, chunks: int, tiles: int, device) -> int: # programs that s
     cores = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
     return max(1, min(tiles, triton.cdiv(WAVES*cores, n_kv*chunks)))
 
-# %% ../nbs/10j_gpu_attention.ipynb #88e1b099
+# %% ../nbs/10j_gpu_attention.ipynb #c392dcc2
 def attend_part(q, k, v, positions, window, scale, chosen, block, start, n, group, D): # as in `attention`
     "Tiles of query heads start … start + n of every KV head: m, l and o."
-    (n_kv, tiles, KD), device, H = k.shape[:3], q.device, min(HEADS, q.shape[2])
+    (n_kv, tiles, KD), device, H = k.shape[:3], q.device, min(heads_of(D), q.shape[2])
     chunks = triton.cdiv(n, H)
     splits = spread(n_kv, chunks, tiles, device)
     empty = lambda *shape: torch.empty(shape, dtype=torch.float32, device=device)
@@ -215,11 +233,11 @@ def attend_part(q, k, v, positions, window, scale, chosen, block, start, n, grou
     m, l = empty(tiles, n_kv, n), empty(tiles, n_kv, n)
     groups = max(g for g in (1, 2, 4) if 32*g <= max(D, 32))                      # a warp each
     launch(k_attend, (chunks, n_kv, splits), q, k, v, positions, q if chosen is None else chosen, p, m, l, o, scale,
-           window, start, start + n, n, group, tiles, 0 if chosen is None else chosen.shape[1], warps=groups,
+           window, start, start + n, n, group, tiles, 0 if chosen is None else chosen.shape[1], warps=max(1, triton.next_power_of_2(D)//32),
            Q=q.shape[2], D=D, KD=KD, DP=triton.next_power_of_2(D), H=H, GROUPS=groups, BLOCK=block)
     return m, l, o
 
-# %% ../nbs/10j_gpu_attention.ipynb #5a9e40f1
+# %% ../nbs/10j_gpu_attention.ipynb #577cfe34
 def combine_part(m, l, o, positions, window, sinks, gate, start, group, n_head, out,
                  to=0): # out: [W, n_head, D] or Acts; to: its row that is the first
     "The tiles of some rows, in order."
@@ -230,8 +248,8 @@ def combine_part(m, l, o, positions, window, sinks, gate, start, group, n_head, 
     strides = (0, 0) if gate is None else gate.stride()[:2]
     parts = (out.q, out.a, out.s, out.m8, out.m16, out.d, out.f) if acts else (m,)*7
     launch(k_combine_tiles, (n//group, blocks), m, l, o, positions, none(sinks), none(gate), f, m if acts else out,
-           window, start, group, n_head, n, tiles, *strides, to, -(-out.W//8)*8 if acts else 8, *parts, warps=8, D=D,
-           B=B, F=512 if B >= 128 else 128, N=CHAIN, SINKS=sinks is not None, GATE=gate is not None, ACTS=acts)
+           window, start, group, n_head, n, tiles, *strides, to, -(-out.W//8)*8 if acts else 8, *parts, warps=2, D=D,
+           B=B, F=128, N=CHAIN, WHOLE=window > tiles*64, SINKS=sinks is not None, GATE=gate is not None, ACTS=acts)
 
 # %% ../nbs/10j_gpu_attention.ipynb #84103f24
 def attention(q, # float32 [n_kv_head, ⌈D⌉, ⌈W·group⌉], from `heads` or `pack_queries`

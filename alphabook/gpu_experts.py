@@ -40,7 +40,7 @@ def tasks_kernel(p_ids, n, E, p_rows, p_start, p_expert, p_count, N: tl.constexp
     tl.store(p_count, count)
     tl.store(p_start + count, rows)
 
-# %% ../nbs/10g_gpu_experts.ipynb #d8ebcea5
+# %% ../nbs/10g_gpu_experts.ipynb #5e7f3fcb
 @dataclass
 class Tasks:
     "Rows by expert, as `expert_product` reads them."
@@ -50,30 +50,35 @@ class Tasks:
     count: torch.Tensor            # int32 [1]: tasks
     n: int                         # rows
     most: int                      # tasks that there can be
+    widest: int                    # rows that a task can have
+    listed: bool = True            # False: task i is row i, and all are there
 
 def group_rows(ids: torch.Tensor, # int [n] or [W, k]: expert of each row; outside 0 … E − 1: none
                E: int, # experts
+               widest: int = None, # rows that one expert can have; None: all
                ) -> Tasks:
     "List the rows of each expert, on the device."
     n, N = ids.numel(), power(max(2, ids.numel()))
     b = torch.empty(4*N + 2, dtype=torch.int32, device=ids.device)
-    t = Tasks(b[:N], b[N:2*N + 1], b[2*N + 1:4*N + 1], b[4*N + 1:], n, min(n, E))
+    t = Tasks(b[:N], b[N:2*N + 1], b[2*N + 1:4*N + 1], b[4*N + 1:], n, min(n, E), widest or n)
     launch(tasks_kernel, (1,), ids, n, E, t.rows, t.start, t.expert, t.count, N=N, warps=max(1, min(16, N//64)))
     return t
 
-# %% ../nbs/10g_gpu_experts.ipynb #d9bc5513
+# %% ../nbs/10g_gpu_experts.ipynb #c3ccd22a
 @triton.jit(do_not_specialize=["N", "T", "NB"])
 def expert_kernel(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_rows, p_start, p_expert, p_count, N, T, NB, S: tl.constexpr,
                   TYPE: tl.constexpr, NC: tl.constexpr, C: tl.constexpr, RT: tl.constexpr, MODE: tl.constexpr,
-                  PDL: tl.constexpr, PER: tl.constexpr):
+                  PDL: tl.constexpr, PER: tl.constexpr, LISTED: tl.constexpr):
     "Rows of a task with the matrix of its expert: grid (programs, tasks); programs of tasks that do not exist return."
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     task = tl.program_id(1)
-    if task < tl.load(p_count):
+    count, first, last = task + 1, task, task + 1
+    if LISTED: count = tl.load(p_count)
+    if task < count:
         p_w += tl.load(p_expert + task).to(tl.int64)*(T*NB*of(TYPE, "words"))
-        first, last = tl.load(p_start + task), tl.load(p_start + task + 1)
+        if LISTED: first, last = tl.load(p_start + task), tl.load(p_start + task + 1)
         sweep(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_y, p_y, p_rows, first, last, N, T, NB, S, TYPE, NC, C, RT, MODE,
               False, 0, PER)
 
@@ -84,7 +89,7 @@ class Experts:
                  type: str, R: int, K: int):
         self.tiles, self.type, self.E, self.R, self.K = tiles, type, len(tiles), R, K
 
-# %% ../nbs/10g_gpu_experts.ipynb #525877c5
+# %% ../nbs/10g_gpu_experts.ipynb #2621b44b
 def expert_product(w: Experts, # quantized weights [E, R, K]
                    acts: Acts, # N rows, or N/per rows
                    tasks: Tasks, # of N rows
@@ -92,19 +97,19 @@ def expert_product(w: Experts, # quantized weights [E, R, K]
                    how: Plan = None) -> torch.Tensor: # float32 [N, R]; rows without an expert are not written
     "Each row times the transposed matrix of its own expert; the weights of an expert are read once."
     T, NB = w.tiles.shape[1:3]
-    p = how or expert_plan(tasks.n, T, NB)
+    p = how or expert_plan(tasks, T, NB)
     y = torch.empty((tasks.n, w.R), dtype=torch.float32, device=w.tiles.device)
     m = acts.m8 if packing(w.type).groups == 8 else acts.m16
     launch(expert_kernel, (p.programs, tasks.most), w.tiles, acts.q, acts.a, acts.s, m, acts.d, y, tasks.rows,
            tasks.start, tasks.expert, tasks.count, w.R, T, NB, S=-(-acts.W//8)*8, TYPE=w.type, NC=p.NC, C=p.C, RT=p.RT,
-           MODE=p.mode, PER=per, warps=p.warps, stages=1)
+           MODE=p.mode, PER=per if tasks.listed else -per, LISTED=tasks.listed, warps=p.warps, stages=1)
     return y
 
-def expert_plan(n: int, # rows
+def expert_plan(tasks: Tasks,
                 T: int, NB: int, # tiles of rows of an expert, superblocks of a row
                 ) -> Plan:
     "Tiles and programs of a task: programs for the whole card if there are few tasks."
     C = min(8, power(NB))
     RT = max(1, 4//C)
-    programs = max(8, 1056//(C*RT)//n)
-    return Plan(8, C, RT, C*RT, min(-(-T//RT), programs), 2 if n > 8 else 0 if NB <= C else 1)
+    programs = max(8, 1056//(C*RT)//tasks.n)
+    return Plan(8, C, RT, C*RT, min(-(-T//RT), programs), 2 if tasks.widest > 8 else 0 if NB <= C else 1)

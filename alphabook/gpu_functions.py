@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['INTERPRET', 'PLAIN', 'pdl', 'noted', 'MAGIC', 'LOG2E', 'NEG_LN2_HI', 'NEG_LN2_LO', 'EXP_MIN', 'EXP_MAX', 'E6', 'E5',
            'E4', 'E3', 'E2', 'E1', 'E0', 'MAGIC_BITS', 'GELU_CUBE', 'GELU_SCALE', 'L5', 'L4', 'L3', 'L2', 'L1',
-           'exact_fma', 'quick_calls', 'begin', 'use_pdl', 'launch', 'constants', 'exp', 'sigmoid', 'silu', 'gelu',
-           'softplus', 'gate_up', 'pointwise_', 'k_pointwise', 'as_rows', 'pointwise', 'gated', 'softcap', 'bend',
-           'add', 'scale']
+           'exact_fma', 'quick_calls', 'begin', 'touch', 'use_pdl', 'launch', 'constants', 'exp', 'sigmoid', 'silu',
+           'gelu', 'softplus', 'gate_up', 'pointwise_', 'k_pointwise', 'as_rows', 'pointwise', 'gated', 'softcap',
+           'bend', 'add', 'scale']
 
 # %% ../nbs/10b_gpu_functions.ipynb #95187d5c
 import os
@@ -39,7 +39,7 @@ def quick_calls():
 
 if INTERPRET: exact_fma(); quick_calls()
 
-# %% ../nbs/10b_gpu_functions.ipynb #1f658b9b
+# %% ../nbs/10b_gpu_functions.ipynb #483d0e8f
 try: from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 except ImportError: gdc_launch_dependents = gdc_wait = None      # an older Triton
 
@@ -49,6 +49,13 @@ def begin(PDL: tl.constexpr):
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
+
+@triton.jit
+def touch(p):
+    "Bring words near (to the L1 cache): nothing waits for them here, whoever loads them later waits less."
+    if not PLAIN:
+        tl.inline_asm_elementwise("ld.global.b32 $0, [$1];", "=r,l", [p.to(tl.int64)], dtype=tl.int32, is_pure=False,
+                                  pack=1)
 
 # %% ../nbs/10b_gpu_functions.ipynb #d5c8fcb7
 pdl = None                                     # True or False: force it; None: where the device can

@@ -292,13 +292,13 @@ def dense(model: GpuModel, h, group, down, # h: Acts; group: Together of gate an
     y = group.matmuls(h)
     return middle(y[f"ffn_gate{suffix}"], y[f"ffn_up{suffix}"], model.cfg.act, down)
 
-# %% ../nbs/11d_gpu_layers.ipynb #6f8c156c
+# %% ../nbs/11d_gpu_layers.ipynb #64f980c5
 def tasks_of(ids, # int32 [W, k]: experts, all different in a row
              E: int, # experts
              count): # int32 [≥ k + 1]: 0, 1, 2 … → Tasks
     "Rows by expert."
-    (W, k), flat = ids.shape, ids.reshape(-1)
-    return group_rows(flat, E) if W > 1 else Tasks(count, count, flat, count[k:k + 1], k, k)
+    W, k = ids.shape
+    return group_rows(ids, E, W) if W > 1 else Tasks(count, count, ids.view(-1), count[k:k + 1], k, k, 1, False)
 
 # %% ../nbs/11d_gpu_layers.ipynb #50d7fce0
 def expert_rows(ws, x, ids, tasks, per: int): # list of Experts → list of float32 [N, R]

@@ -43,14 +43,16 @@ def load_tensor(ops, # backend
     if len(tensor.shape) == 3: return ops.load_experts(data, type)
     return ops.load_matrix(data, type, attr in ROWS_ONLY and not (tied and attr == "token_embd"))
 
-# %% ../nbs/11a_layers.ipynb #8a53fb36
+# %% ../nbs/11a_layers.ipynb #47aab55c
 class Model:
     "A model ready to run: its configuration, a backend, and the weights in that backend's form."
     def __init__(self, mf: ModelFile, # the open file; must stay open
                  cfg: ModelConfig, # from `load_config`
                  backend, # module of operations: `alphabook.streams` or `alphabook.cpu_streams`
                  progress = None, # called with (bytes loaded, bytes in all) after each tensor
+                 experts = None, # what holds the experts instead (chapter 21b)
                  ):
+        self.experts = experts
         self.cfg, self.ops, kinds = cfg, backend, [cfg.mixer(i) for i in range(cfg.n_layer)]
         self.kv = EXACT_KV                                   # types of keys and values (chapter 02d)
         self.record = True                                   # rounds may be recorded, if the backend can
@@ -61,9 +63,12 @@ class Model:
             layer, attr = short_name(name)
             if layer is None or layer < cfg.n_layer:                             # not the block that drafts
                 place = self.whole if layer is None else self.layers[layer]
-                setattr(place, attr, load_tensor(backend, tensor, attr, cfg.tied))
+                if experts and len(tensor.shape) == 3: loaded = experts.stack(layer, attr)
+                else: loaded = load_tensor(backend, tensor, attr, cfg.tied)
+                setattr(place, attr, loaded)
             done += tensor.nbytes
             if progress: progress(done, total)
+        if experts: experts.ready()
         self.head = getattr(self.whole, "output", self.whole.token_embd)
         self.steps = [rope_steps(cfg.rope_theta, cfg.rope_dim, cfg.rope_scale, self.whole.rope_freqs, cfg.yarn)]
         if any(cfg.swa_layers): self.steps.append(rope_steps(cfg.rope_theta_swa, cfg.rope_dim, yarn=cfg.yarn))
@@ -77,8 +82,10 @@ class Model:
         windows = [(cfg.conv_width - 1, (2*cfg.gdn_k + cfg.gdn_v)*cfg.gdn_dim)]*nets
         if cfg.ple_layer >= 0: windows.append(((cfg.ple_conv - 1)*cfg.ple_ngram, cfg.streams*cfg.n_embd))
         def replay(S, k, v, decay, beta, out): self.ops.gdn(S, k, k, v, decay, beta, cfg.gdn_tiled, out)
-        return Cache(n_ctx, (cfg.n_layer - nets, cfg.n_kv_head, cfg.head_dim), (nets, cfg.gdn_v, cfg.gdn_dim), windows,
-                     replay, cfg.index_dim, keep, self.kv)
+        cache = Cache(n_ctx, (cfg.n_layer - nets, cfg.n_kv_head, cfg.head_dim), (nets, cfg.gdn_v, cfg.gdn_dim), windows,
+                      replay, cfg.index_dim, keep, self.kv)
+        if self.experts: self.experts.claim(cache)
+        return cache
 
 # %% ../nbs/11a_layers.ipynb #ee476509
 @dataclass
@@ -205,7 +212,7 @@ def dense(model: Model, layer, h, # h: float32 [W, n_embd], normed
     gate, up, down = (getattr(layer, f"ffn_{name}{suffix}") for name in ("gate", "up", "down"))
     return model.ops.matmul(down, model.ops.gated(*model.ops.matmuls([gate, up], h), model.cfg.act))
 
-# %% ../nbs/11a_layers.ipynb #2f113ad5
+# %% ../nbs/11a_layers.ipynb #9fa09b48
 def mixture(model: Model, layer, h, # h: float32 [W, n_embd], normed
             r: Round): # float32 [W, n_embd]
     "A mixture of experts: route each row, run its experts, add them up in rank order, then the shared one."
@@ -218,6 +225,7 @@ def mixture(model: Model, layer, h, # h: float32 [W, n_embd], normed
     def biased(y, name): return ops.add_expert_bias(y, getattr(layer, f"ffn_{name}_exps_bias"), flat) \
         if cfg.expert_bias else y
     gate, up = ops.expert_matmuls([layer.ffn_gate_exps, layer.ffn_up_exps], h, flat)        # (W·k, n_ff)
+    if model.experts: model.experts.look_ahead(model, layer, h)
     y = ops.gated(biased(gate, "gate"), biased(up, "up"), cfg.act)
     y = biased(ops.expert_matmul(layer.ffn_down_exps, y, flat), "down")                     # (W·k, n_embd)
     y = ops.combine(y.reshape(*ids.shape, -1), weights)

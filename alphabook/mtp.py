@@ -24,7 +24,7 @@ from .stream_layers import read_streams, stream_block
 from .tape import NotRecordable, empty, kernel, share
 from .vectors import fadd, fmax, fsub, fold_16, get, spread, top_16, vexp, zero_floats
 
-# %% ../nbs/14_mtp.ipynb #6e27a924
+# %% ../nbs/14_mtp.ipynb #bf6b13de
 def load_block(model: Model, # the trunk
                mf: ModelFile, # its file
                side: ModelFile = None, # another file, with a block for it
@@ -35,7 +35,9 @@ def load_block(model: Model, # the trunk
     tensors, layer, own = model_tensors(side or mf, cfg), SimpleNamespace(index=0, slot=0), copy.copy(model)
     for name in draft_names(cfg):
         attr = short_name(name)[1]
-        setattr(layer, attr, load_tensor(model.ops, tensors[name], attr.removeprefix("nextn_"), cfg.tied))
+        kept = getattr(model, "experts", None) and not side and len(tensors[name].shape) == 3
+        setattr(layer, attr, model.experts.stack(short_name(name)[0], attr) if kept else
+                load_tensor(model.ops, tensors[name], attr.removeprefix("nextn_"), cfg.tied))
     enter(model, [])                           # from here on both remember the same rows of the table
     own.layers, own.whole = [layer], copy.copy(model.whole)
     own.cfg = replace(cfg, n_layer=1, n_mtp=0, mixers=("attention",), swa_layers=(False,), ple_layer=-1)

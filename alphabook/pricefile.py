@@ -21,7 +21,7 @@ from .fetch import FetchError, cache_dir
 from .policy import WIDTHS, Prices
 from .tape import _STAMP, _threads
 
-# %% ../nbs/17a_pricefile.ipynb #4ab2cd6c
+# %% ../nbs/17a_pricefile.ipynb #ee39ad93
 def processor() -> str:
     "The processor's name, as the system says it."
     try: found = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.M)
@@ -29,10 +29,12 @@ def processor() -> str:
     return found[1] if found else platform.processor() or platform.machine()
 
 def price_key(paths, # the model's files, and those of a block from elsewhere
+              card: str = "", # the GPU's name, if rounds run there
               ) -> str: # hexadecimal
-    "All that prices depend on: files, processor, threads, vector instructions, version of the kernels."
+    "All that prices depend on: files, processor, threads, vector instructions, GPU, version of the kernels."
     files = [(os.path.realpath(p), os.stat(p).st_size, os.stat(p).st_mtime_ns) for p in paths]
     what = files, processor(), os.cpu_count(), _threads[0], _path[0], _STAMP, alphabook.__version__
+    if card: what += card,
     return hashlib.sha256(repr(what).encode()).hexdigest()[:24]
 
 # %% ../nbs/17a_pricefile.ipynb #a0f80ac8

@@ -10,7 +10,7 @@ __all__ = ['TEXT', 'PROMPT', 'DECODED', 'LONG', 'START', 'summarise', 'fixed_ids
            'open_peer', 'cold_starts', 'check_room', 'measure', 'bench', 'figure', 'general_table', 'wide_table',
            'table', 'write_result']
 
-# %% ../nbs/25c_protocol.ipynb #df7e24c9
+# %% ../nbs/25c_protocol.ipynb #b3de46dc
 import datetime
 import hashlib
 import json
@@ -34,6 +34,7 @@ import alphabook
 from .arithmetic import CONTRACT_VERSION, argmax
 from .cpu_streams import set_threads
 from .engine import Engine
+from .fairness import state, worries
 from .layers import Model
 from .limits import ProductTape, bytes_per_token, kernel_seconds, kinds, python_share, read_buffer, read_speed
 from .modelfile import summary
@@ -414,7 +415,7 @@ def measure(engine: Engine, buffer, # from `read_buffer`
     return (facts, peer.facts if peer and not gone else None, [f"{facts['model']}: {w}" for w in wrong + later],
             result_rows(values, facts["model"], facts["quantization"]))
 
-# %% ../nbs/25c_protocol.ipynb #1d7f60e7
+# %% ../nbs/25c_protocol.ipynb #afe796ad
 def bench(engines, # iterable of Engine, on the CPU; used one after another
           topic: str = None, # of the file of results; None: the model's name, or "models"
           widths = (1, 2, 4, 8, 16, 32), # rows of verify rounds
@@ -429,13 +430,15 @@ def bench(engines, # iterable of Engine, on the CPU; used one after another
     "Measure everything in turns."
     threads, before, buffer = set_threads(threads), load(), read_buffer()
     if busy(before): say(f"this machine is busy (load {before}): figures of this run, ratios too, may be far off")
+    now = state()
+    for line in worries(**now): say(f"doubtful: {line}")
     found = [measure(e, buffer, widths, passes, threads, peer_python, cold, say, progress) for e in engines]
     facts, peers, wrong, rows = ([*x] for x in zip(*found))
     wrong, rows, name = sum(wrong, []), sum(rows, []), facts[0]["model"] if len(facts) == 1 else "models"
     return dict(topic=f"bench-{topic or name}", device="cpu", date=datetime.date.today().isoformat(), commit=commit(),
                 command=command, contract_version=CONTRACT_VERSION, mode=facts[0]["mode"], threads=threads,
-                machine=machine(), load=[before, load()], peer=next((p for p in peers if p), None), models=facts,
-                mismatches=wrong, rows=rows + means(rows))
+                machine=machine(), state=now, load=[before, load()], peer=next((p for p in peers if p), None),
+                models=facts, mismatches=wrong, rows=rows + means(rows))
 
 # %% ../nbs/25c_protocol.ipynb #2549d978
 def figure(x: float, # any

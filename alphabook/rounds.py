@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['ROWS', 'TAPES', 'enter', 'trunk', 'finish', 'head', 'read_out', 'exchanged', 'Recorded', 'recorded', 'run_round',
-           'run_together', 'prefill']
+           'run_together', 'prompt_of', 'prefill']
 
-# %% ../nbs/11c_rounds.ipynb #4d615335
+# %% ../nbs/11c_rounds.ipynb #9a2e4635
 import copy
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -120,7 +121,7 @@ def recorded(model: Model, cache: Cache, ids, want: int): # Recorded, or None
     found = cache.tapes[key] = cache.tapes.pop(key)          # those that were not used for long go first
     return found.turned(cache)
 
-# %% ../nbs/11c_rounds.ipynb #662dbfdb
+# %% ../nbs/11c_rounds.ipynb #eed23dcf
 def run_round(model: Model, cache: Cache, # what came before, `cache.n` positions
               ids, # int [W ≥ 1]: tokens of consecutive positions from cache.n on
               want: int = None, # logits of the last `want` rows; None: all
@@ -131,6 +132,7 @@ def run_round(model: Model, cache: Cache, # what came before, `cache.n` position
     `cache.hidden`: what an MTP block reads of all W rows, until the next round."""
     want = want or len(ids)
     if hasattr(model, "run_round"): return model.run_round(cache, ids, want)    # rounds of its own, on a GPU
+    if model.experts: model.experts.before()
     once = route or tail and len(ids) not in cache.tails
     tape = None if once else recorded(model, cache, ids, want)
     if tail: cache.tails.add(len(ids))
@@ -138,22 +140,35 @@ def run_round(model: Model, cache: Cache, # what came before, `cache.n` position
     else:
         x = trunk(model, enter(model, ids), open_round(model, cache, ids, route))
         cache.hidden, logits = read_out(model, x, want)
+    if model.experts: model.experts.after(len(ids))
     cache.check()
     return logits
 
-# %% ../nbs/11c_rounds.ipynb #f0ee2410
+# %% ../nbs/11c_rounds.ipynb #c40cae5a
 def run_together(model: Model, texts: list, # of (cache, ids int [W ≥ 1]): each text's next tokens, as in `run_round`
                  ) -> list: # float32 [W, n_vocab] for each text
     "One pass over rows of several texts, each with a cache of its own; what they leave there is not committed."
     if hasattr(model, "run_together"): return model.run_together(texts)
+    if model.experts: model.experts.before()
     r = open_together(model, texts)
     hidden, logits = read_out(model, trunk(model, enter(model, r.ids), r), len(r.ids))
+    if model.experts: model.experts.after(len(r.ids))
     for part in r.parts:
         part.cache.hidden = hidden[part.rows]
         part.cache.check()
     return [logits[part.rows] for part in r.parts]
 
-# %% ../nbs/11c_rounds.ipynb #a1e3b032
+# %% ../nbs/11c_rounds.ipynb #17cd75b0
+@contextmanager
+def prompt_of(model: Model):
+    "Rounds inside read a prompt: a store of experts (chapter 21b) keeps what answers need."
+    store = getattr(model, "experts", None)
+    if store: store.reading(True)
+    try: yield
+    finally:
+        if store: store.reading(False)
+
+# %% ../nbs/11c_rounds.ipynb #66ad1120
 def prefill(model: Model, cache: Cache, ids, # int [n ≥ 1]: the prompt, or what is new of it
             chunk: int = 64, # rows of a round
             progress = None, # called with (tokens done, tokens in all)
@@ -163,7 +178,7 @@ def prefill(model: Model, cache: Cache, ids, # int [n ≥ 1]: the prompt, or wha
     for start in range(0, len(ids), chunk):
         rows = ids[start:start + chunk]
         if start + chunk >= len(ids): cache.checkpoint()
-        logits = run_round(model, cache, rows, want=1, tail=1 < len(rows) < chunk)
+        with prompt_of(model): logits = run_round(model, cache, rows, want=1, tail=1 < len(rows) < chunk)
         cache.commit(cache.n + len(rows))
         if seen: seen(rows, cache.hidden)
         if progress: progress(start + len(rows), len(ids))

@@ -12,13 +12,17 @@ from pathlib import Path
 import nbformat
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+import pages
 from book import ROOT, Chapter, chapters, exported_names
 from execute import SECONDS, cache_path
 from render import Page
 
 DOCS = ROOT / "docs"
-ALSO = {"CONTRIBUTING.md": "Contributing", "CHANGELOG.md": "Changes", "SECURITY.md": "Security"}   # Markdown files that are pages, too
+MADE = {"knobs": ("Every knob", pages.knobs_page), "results": ("Results", pages.results_page)}   # pages from code and data
+ALSO = {**pages.WRITTEN, **{f"{k}.md": v[0] for k, v in MADE.items()}, "CONTRIBUTING.md": "Contributing",
+        "CHANGELOG.md": "Changes", "SECURITY.md": "Security"}                                     # what is listed beside the chapters
 MARK = "<!-- chapters -->"                                             # in index.ipynb: the table of chapters goes here
+MEASURED = "<!-- measured -->"                                         # and here, what was measured
 
 # The README
 def chapter_table(book: list[Chapter], link) -> str:
@@ -35,6 +39,7 @@ def index_text(nbs: Path) -> str:
 def readme(nbs: Path = ROOT / "nbs") -> str:
     "README.md as it should be: index.ipynb with the table of chapters, and links that work from the repository's root."
     text = index_text(nbs).replace(MARK, chapter_table(chapters(nbs), lambda c: f"nbs/{c.path.name}"))
+    text = text.replace(MEASURED, pages.summary_table())
     text = re.sub(r"\]\((?!\w+:|#|nbs/)(?!\.\./)", "](nbs/", text).replace("](../", "](")
     return f"<!-- Made by `python docs/build.py --readme` from nbs/index.ipynb: edit that. -->\n\n{text.strip()}\n"
 
@@ -52,8 +57,8 @@ def executed(chapter: Chapter) -> Path:
 def site_link(href: str) -> str:
     "A link between notebooks or to the repository's Markdown files, as a link between pages."
     page, _, anchor = href.partition("#")
-    page = page.removeprefix("./").removeprefix("nbs/")
-    if page.endswith(".ipynb"): page = page.removesuffix(".ipynb") + ".html"
+    page = page.removeprefix("./")
+    if page.endswith(".ipynb"): page = Path(page).name.removesuffix(".ipynb") + ".html"
     elif Path(page).name in ALSO: page = Path(page).stem.lower() + ".html"
     return page + (f"#{anchor}" if anchor else "")
 
@@ -87,6 +92,17 @@ def math_font(out: Path):
     cut.subset(font)
     subset.save_font(font, out, options)
 
+def beside(file: str) -> str:
+    "The Markdown of a page beside the chapters."
+    if made := MADE.get(Path(file).stem): return made[1]()
+    path = DOCS / file if file in pages.WRITTEN else ROOT / file
+    return re.sub(r"^# .+\n", "", path.read_text(encoding="utf-8"))
+
+def short_title(chapter: Chapter, book: list[Chapter]) -> str:
+    "A title up to its colon, or whole where another chapter's begins the same."
+    begin = lambda c: c.title.split(":")[0]
+    return begin(chapter) if sum(begin(c) == begin(chapter) for c in book) == 1 else chapter.title
+
 def search_entries(page: Page, title: str) -> list[dict]:
     "One entry a section: u(rl), p(age), s(ection), t(ext)."
     return [dict(u=page.url + (f"#{s['id']}" if s["id"] else ""), p=title, s=s["title"],
@@ -109,6 +125,7 @@ def build(out: Path = ROOT / "_docs", nbs: Path = ROOT / "nbs") -> Path:
         index.extend(search_entries(page, f"{chapter.number} {title}" if chapter else title))
         (out / page.url).write_text(template.render(
             title=title, content=content, chapter=chapter, parts=parts, also=ALSO, e=html.escape,
+            short=lambda c: short_title(c, book),
             inline=page.md.renderInline,
             toc=[s for s in page.sections if s["level"] == 2 and s["id"]],
             before=book[i - 1] if i > 0 else None,
@@ -120,14 +137,19 @@ def build(out: Path = ROOT / "_docs", nbs: Path = ROOT / "nbs") -> Path:
         write(page, c.title, body(c, page), c)
     page = new("index.html")
     text = index_text(nbs).replace(MARK, chapter_table(book, lambda c: c.path.name))
+    text = text.replace(MEASURED, pages.summary_table()).replace("../docs/round.svg", "round.svg")
     write(page, "alphabook", page.prose(text))
     page = new("names.html")
     page.section(1, "All names", "")
     write(page, "All names", names_page(book))
     for file, title in ALSO.items():
         page = new(f"{Path(file).stem.lower()}.html")
-        write(page, title, page.prose(re.sub(r"^# .+\n", "", (ROOT / file).read_text(encoding="utf-8"))))
-    for name in ("style.css", "book.js"): shutil.copy(DOCS / name, out)
+        write(page, title, page.prose(beside(file)))
+    for path, d in pages.results():
+        page = new(f"result-{path.parent.name}-{path.stem}.html")
+        page.section(1, d["topic"], "")
+        write(page, f"{d['topic']}, {path.parent.name}", page.prose(f"{pages.result_facts(path, d)}\n\n{pages.result_table(d)}"))
+    for name in ("style.css", "book.js", "round.svg"): shutil.copy(DOCS / name, out)
     math_font(out / "math.woff")
     data = json.dumps(index, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
     (out / "search.js").write_text(f"window.BOOK={data};\n", encoding="utf-8")

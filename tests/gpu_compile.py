@@ -16,12 +16,12 @@ from triton.compiler import ASTSource
 
 import alphabook.gpu_functions as functions
 from alphabook import (gpu_acts as acts, gpu_attention as attention, gpu_experts as experts, gpu_heads as heads, gpu_hybrid as hybrid,
-                       gpu_matrices as matrices, gpu_norms as norms, gpu_products as products, gpu_rounds as rounds,
-                       gpu_sampling as sampling, gpu_streams as streams, gpu_tokens as tokens)
+                       gpu_matrices as matrices, gpu_mtp as mtp, gpu_norms as norms, gpu_products as products,
+                       gpu_rounds as rounds, gpu_sampling as sampling, gpu_streams as streams, gpu_tokens as tokens, gpu_verdicts as verdicts)
 from alphabook.elementary import rope_steps
 from alphabook.gpu_weights import packing
 
-MODULES = functions, norms, acts, products, experts, matrices, heads, attention, tokens, hybrid, streams, sampling, rounds
+MODULES = functions, norms, acts, products, experts, matrices, heads, attention, tokens, hybrid, streams, sampling, rounds, verdicts, mtp
 TYPES = {torch.float32: '*fp32', torch.float16: '*fp16', torch.int64: '*i64', torch.int32: '*i32', torch.int16: '*i16', torch.int8: '*i8', torch.uint8: '*u8'}
 
 
@@ -143,6 +143,24 @@ def calls():
     sampling.draw(rand(2, 150000), ints(2), tokens.sampling_buffers(device='cpu'), share=False)
     i32 = torch.zeros(1, dtype=torch.int32)
     functions.launch(rounds.k_advance, (1,), ints(1), i32, ints(1), ints(1), ints(9), i32, warps=1)
+    draft_calls(rand, ints, i32)
+
+
+def draft_calls(rand, ints, i32):
+    "Verdicts of rounds of several widths, and a block's passes."
+    from types import SimpleNamespace as Some
+    for n in (256, 2048, 5120):
+        rounds.keep_hidden(Some(model=Some(whole=Some(output_norm=rand(n)), cfg=Some(eps=1e-6)), hidden=rand(9, n).half()), rand(4, n), ints(4))
+        own = Some(layers=[Some(nextn_enorm=rand(n), nextn_hnorm=rand(n))], cfg=Some(eps=1e-6))
+        mtp.pairs(own, rand(4, n), rand(9, n).half(), ints(4)); mtp.pairs(own, rand(1, n), rand(1, n))
+    round = Some(entry=ints(2, 1), ids=ints(1), positions=ints(1))
+    d = Some(guesses=ints(2, mtp.DEPTH), n_ctx=512, one=round, min_p=rand(1), limit=ints(1))
+    for n in (300, 248320): mtp.take_guess(d, rand(1, n), ints(1), 2)
+    for W in (1, 4, 16):
+        desk, r = verdicts.Desk('cpu'), Some(W=W, ids=ints(W), positions=ints(W))
+        s = Some(desk=desk, said=ints(99), accepted=i32, drafts=d, round=lambda W: r)
+        verdicts.write_verdict(s, r, ints(W), torch.zeros(W, dtype=torch.int32))
+        mtp.enter_guesses(s, W - 1); mtp.follow(s, r, r, ints(W))
 
 
 def stream_calls(rand, ints):

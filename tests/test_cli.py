@@ -139,7 +139,7 @@ def test_damaged_files(tiny, tmp_path):
 
 
 def test_commands_of_later_versions():
-    for name in ('quality', 'plan', 'quantize'): one_line([name], name)
+    for name in ('quality', 'quantize'): one_line([name], name)
     one_line(['fetch', 'nonsense'], 'smollm2')
     one_line(['synth', '--like', 'nonsense', '-o', 'x.gguf'], 'qwen3-0.6b')
     one_line(['synth', '--like', 'qwen3-0.6b', '--type', 'Q9_Z', '-o', 'x.gguf'], 'Q9_Z')

@@ -69,6 +69,10 @@ def shapes_of(type, small):
     return [(37, ragged, False), (37, ragged, True), (40, 2048, False), (70, 4352, True), (24, 4096, False)] + (
         long if type in MAIN else [(16, 12288, False)])
 
+def tasks_for(ids, E):
+    from alphabook.gpu_layers import tasks_of
+    return tasks_of(ids, E, torch.arange(ids.shape[1] + 2, dtype=torch.int32, device=ids.device))
+
 def check_experts(type, device, rng, small):
     n = bad = 0; where = []
     for E, R, K, W, k in ((5, 32, 512, 3, 2), (5, 20, 512, 2, 3)) if small else \
@@ -81,8 +85,11 @@ def check_experts(type, device, rng, small):
         ids_t = torch.from_numpy(ids).to(device)
         d = differ(gp.expert_matmul(w, torch.from_numpy(x).to(device), ids_t, k), want)
         d += differ(gp.expert_matmul(w, torch.from_numpy(np.repeat(x, k, 0)).to(device), ids_t.flatten()), want)
-        n, bad = n + 2*want.size, bad + d
-        if d: where.append(f"experts {type} {E}x{R}x{K} W{W} k{k}: {d} of {2*want.size}")
+        if type not in FLOAT_TYPES:                          # as the layers call it: no expert twice in a row
+            for per, xs in ((k, x), (1, np.repeat(x, k, 0))):
+                d += differ(gp.expert_product(w, gp.quantize(torch.from_numpy(xs).to(device)), tasks_for(ids_t, E), per), want)
+        n, bad = n + 4*want.size, bad + d
+        if d: where.append(f"experts {type} {E}x{R}x{K} W{W} k{k}: {d} of {4*want.size}")
     return n, bad, where
 
 def parts(acts):
@@ -186,7 +193,9 @@ def plans(type, R, K, W):
     T, NB = -(-R//16), -(-K//256)
     P, C8, C16 = gp.Plan, min(8, gp.power(NB)), min(16, gp.power(NB))
     out = [gp.plan(type, W, T, NB)]
-    if W <= 8: out += [P(8, C16, 1, C16, 132, int(NB > C16)), P(8, C8, 1, C8, 132, int(NB > C8)), P(8, C8, 1, C8, 264, int(NB > C8))]
+    if W <= 8:
+        for C, RT, programs in ((16, 1, 132), (8, 1, 132), (8, 1, 264), (8, 2, 132), (4, 2, 264), (4, 4, 132), (4, 1, 528), (2, 4, 264)):
+            if C <= C16: out.append(P(8, C, RT, C*RT, min(-(-T//RT), programs), int(NB > C)))
     else: out += [P(8, C8, 1, C8, 132, 2)] + [P(NC, st, r, r, 0, 3) for NC, r, st in ((16, 4, 3), (32, 4, 3), (32, 4, 2), (64, 4, 2), (32, 8, 2), (16, 8, 3)) if NC <= W]
     return list(dict.fromkeys(out))
 
@@ -240,13 +249,13 @@ def time_experts(out, deadline=60):
         for W in (1, 8, 32):
             per = k if R < K or K == 2048 else 1
             acts = gp.quantize(torch.randn((W if per > 1 else W*k, K), device="cuda"))
-            ts = [gp.group_rows(torch.stack([torch.randperm(E, device="cuda")[:k] for _ in range(W)]).to(torch.int32), E) for _ in range(40)]
-            C = min(8, gp.power(NB))
-            base = gp.expert_plan(W*k, T, NB)
-            for p in dict.fromkeys([base, replace(base, programs=max(1, base.programs//2)), replace(base, programs=min(T//base.RT, base.programs*2))]):
+            ts = [tasks_for(torch.stack([torch.randperm(E, device="cuda")[:k] for _ in range(W)]).to(torch.int32), E) for _ in range(40)]
+            base = gp.expert_plan(ts[0], T, NB)
+            more = [replace(base, programs=max(1, min(-(-T//base.RT), warps//base.warps//ts[0].n))) for warps in (528, 1056, 1584, 2112, 3168, 4224)]
+            for p in dict.fromkeys([base, *more]):
                 try: us, spread = graph_us(lambda i: gp.expert_product(w, acts, ts[i], per, how=p), len(ts))
                 except Exception as e: print("FAILED experts", type, p, repr(e)[:300]); continue
-                unique = np.mean([int(t.count) for t in ts])
+                unique = np.mean([int(t.count) if t.listed else t.n for t in ts])
                 gbs = unique*T*NB*packing(type).words*4/us/1e3
                 r = dict(quantization=type, shape=f"{E}x{R}x{K}", width=W, arm="experts", value=round(us, 3), unit="us", spread=round(spread, 3), gbs=round(gbs, 1), experts=round(float(unique), 1), config=[p.NC, p.C, p.RT, p.warps, p.programs, p.mode])
                 res.append(r); print("experts", type, r["shape"], "W", W, r["value"], "us", r["gbs"], "GB/s", r["config"], r["experts"], flush=True)

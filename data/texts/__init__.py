@@ -1,0 +1,1 @@
+"Texts that travel in the wheel, as the package `alphabook._texts`."

@@ -1,0 +1,60 @@
+"""What the code cannot say about its knobs: why each is there, what it gains as measured, what happens without it."""
+import json
+from pathlib import Path
+
+RESULTS = Path(__file__).resolve().parent.parent / "data" / "results"
+
+def newest(topic: str, device: str = "cpu") -> dict:
+    "The newest file of a topic; an object without rows if there is none."
+    paths = sorted((RESULTS / device).glob(f"{topic}-2*.json"), key=lambda p: p.stem[-10:])
+    return json.loads(paths[-1].read_text(encoding="utf-8")) if paths else dict(rows=[])
+
+def kv_gain() -> str:
+    "Of 8-bit keys and values, at the longest context measured."
+    d = newest("fast-mode")
+    rows = [r for r in d["rows"] if r["unit"] == "tok/s ÷ f16's" and r["arm"] == "q8_0"]
+    if not rows: return ""
+    r = max(rows, key=lambda r: (r["context"], r["value"]))
+    cost = next((x["value"] for x in d["rows"] if (x["model"], x["arm"], x["unit"]) == (r["model"], "q8_0", "kl_mean")), None)
+    return (f"q8_0: {r['value']:.2f} times as fast at {r['context']:,} positions of {r['model']}"
+            + (f", for {cost:.4f} nats a token" if cost else ""))
+
+def drafter_gain() -> str:
+    "Of drafts, by set of prompts."
+    d = newest("drafters-alphabook-mini")
+    rows = [r for r in d["rows"] if r["arm"] == "auto" and r["unit"] == "tok/s ÷ plain's"]
+    return "auto, alphabook-mini: " + ", ".join(f"{r['set']} {r['value']:.2f}" for r in rows) + " times plain" if rows else ""
+
+FLAGS = {   # flag: why it is there, gain, what happens where it can't be had
+    "--model": dict(why="any GGUF file, or a name, so that nobody has to know where a model lies", **{"else": "alphabook-mini, from the package"}),
+    "--mode": dict(why="exact gives one result whoever computes it; fast may leave it where that pays; plain is the control",
+                   gain="see `--drafter` and `--kv`", **{"else": "exact"}),
+    "--drafter": dict(why="to hold a drafter alone, or none, against the choice that is made for you", gain=drafter_gain(),
+                      **{"else": "auto: what the clock says pays"}),
+    "--draft-model": dict(why="published MTP blocks often come in a file of their own", **{"else": "the model's own block, if it has one"}),
+    "--device": dict(why="numpy is the specification, to check the others with", **{"else": "auto takes the GPU if it can, else the CPU; cuda without one is an error that says what is missing"}),
+    "--ctx": dict(why="keys and values are allocated for it: less context, less memory", **{"else": "what the model was trained for"}),
+    "--threads": dict(why="a machine that does other things, too; the text does not depend on it", **{"else": "all cores"}),
+    "--vram": dict(why="to leave room for others, or to imitate a smaller card", **{"else": "no effect on a CPU"}),
+    "--ram": dict(why="the same for RAM", **{"else": "no effect in this version"}),
+    "--kv": dict(why="at long contexts keys and values are most of what is read", gain=kv_gain(), **{"else": "f16; other types need `--mode fast`, and say so"}),
+    "--json": dict(why="to be read by programs: one object on standard output, all else on standard error"),
+    "--seed": dict(why="the token at a position is a function of logits, parameters, seed and position: a text can be had again"),
+    "--hash": dict(why="to hold the logits of two machines against each other"),
+    "--cold": dict(why="the first start after an installation compiles kernels, which users notice"),
+    "--peer": dict(why="a speed means little alone"), "--passes": dict(why="arms take turns; more passes, a surer median"),
+    "--split": dict(why="choices are made on train, figures given on test"),
+    "--base": dict(why="what was changed, and from what"), "--save": dict(why="to hold next week's version against today's"),
+    "--tensor": dict(why="a mix of your own: where a coarse weight hurts is a question to try"),
+    "--api-key": dict(why="who can reach the port can use the model", **{"else": "no key; a warning if the address is not this machine's"}),
+    "--parallel": dict(why="several clients; each has keys and values of its own"),
+    "--queue": dict(why="a bounded wait: a full queue says so at once"),
+}
+ENVIRONMENT = {
+    "ALPHABOOK_CACHE": dict(does="the folder of fetched models", why="home folders are small on some machines", **{"else": "`~/.cache/alphabook`"}),
+    "ALPHABOOK_API_KEY": dict(does="the key of `serve`", why="not to be read in a list of processes", **{"else": "`--api-key`, or none"}),
+    "ALPHABOOK_PEER_PYTHON": dict(does="the Python in which llama-cpp-python is installed", why="the peer lives in its own house", **{"else": "this one"}),
+    "ALPHABOOK_VECTORS": dict(does="the vector instructions of the CPU's products: vnni, avx2 or portable",
+                              why="to check that they give the same bits, and to see what each is worth",
+                              **{"else": "the best that the processor has"}),
+}
