@@ -153,10 +153,10 @@ def store_factors(p_f, p_m, start, last, stride, m, F: tl.constexpr): # p_f, p_m
     tl.store(p_f[:, None] + t, pack_two(alpha, beta), mask=t <= last)
     return m
 
-# %% ../nbs/10j_gpu_attention.ipynb #095503e2
+# %% ../nbs/10j_gpu_attention.ipynb #69cc751c
 @triton.jit
-def left_by_tiles(p_l, p_o, t, n_tiles, stride, ok_d, D: tl.constexpr, N: tl.constexpr): # → tuples of o [heads, B], l [heads]
-    "What N tiles from t on left, all on their way at once; beyond the last tile it may be anything."
+def left_by_tiles(p_l, p_o, t, n_tiles, stride, ok_d, D: tl.constexpr, N: tl.constexpr):
+    "o [heads, B] and l [heads] of N tiles from t on, all on their way at once; beyond the last they may be anything."
     os, ls = (), ()
     for n in tl.static_range(N):
         at = tl.minimum(t + n, n_tiles - 1)*stride
@@ -222,7 +222,7 @@ def spread(n_kv: int, chunks: int, tiles: int, device) -> int: # programs that s
     cores = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
     return max(1, min(tiles, triton.cdiv(WAVES*cores, n_kv*chunks)))
 
-# %% ../nbs/10j_gpu_attention.ipynb #c392dcc2
+# %% ../nbs/10j_gpu_attention.ipynb #e100c84a
 def attend_part(q, k, v, positions, window, scale, chosen, block, start, n, group, D): # as in `attention`
     "Tiles of query heads start … start + n of every KV head: m, l and o."
     (n_kv, tiles, KD), device, H = k.shape[:3], q.device, min(heads_of(D), q.shape[2])
@@ -231,10 +231,10 @@ def attend_part(q, k, v, positions, window, scale, chosen, block, start, n, grou
     empty = lambda *shape: torch.empty(shape, dtype=torch.float32, device=device)
     p, o = empty(chunks*splits*n_kv, 64, H), empty(tiles, n_kv, n, D)
     m, l = empty(tiles, n_kv, n), empty(tiles, n_kv, n)
-    groups = max(g for g in (1, 2, 4) if 32*g <= max(D, 32))                      # a warp each
+    groups, DP = max(g for g in (1, 2, 4) if 32*g <= max(D, 32)), triton.next_power_of_2(D)
     launch(k_attend, (chunks, n_kv, splits), q, k, v, positions, q if chosen is None else chosen, p, m, l, o, scale,
-           window, start, start + n, n, group, tiles, 0 if chosen is None else chosen.shape[1], warps=max(1, triton.next_power_of_2(D)//32),
-           Q=q.shape[2], D=D, KD=KD, DP=triton.next_power_of_2(D), H=H, GROUPS=groups, BLOCK=block)
+           window, start, start + n, n, group, tiles, 0 if chosen is None else chosen.shape[1], warps=max(1, DP//32),
+           Q=q.shape[2], D=D, KD=KD, DP=DP, H=H, GROUPS=groups, BLOCK=block)
     return m, l, o
 
 # %% ../nbs/10j_gpu_attention.ipynb #577cfe34

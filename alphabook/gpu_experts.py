@@ -89,7 +89,7 @@ class Experts:
                  type: str, R: int, K: int):
         self.tiles, self.type, self.E, self.R, self.K = tiles, type, len(tiles), R, K
 
-# %% ../nbs/10g_gpu_experts.ipynb #2621b44b
+# %% ../nbs/10g_gpu_experts.ipynb #786a9623
 def expert_product(w: Experts, # quantized weights [E, R, K]
                    acts: Acts, # N rows, or N/per rows
                    tasks: Tasks, # of N rows
@@ -111,5 +111,6 @@ def expert_plan(tasks: Tasks,
     "Tiles and programs of a task: programs for the whole card if there are few tasks."
     C = min(8, power(NB))
     RT = max(1, 4//C)
-    programs = max(8, 1056//(C*RT)//tasks.n)
-    return Plan(8, C, RT, C*RT, min(-(-T//RT), programs), 2 if tasks.widest > 8 else 0 if NB <= C else 1)
+    groups = -(-T//RT)
+    passes = max(1, round(groups/max(8, 2112/(C*RT)/tasks.n)))       # as many for each program
+    return Plan(8, C, RT, C*RT, -(-groups//passes), 2 if tasks.widest > 8 else 0 if NB <= C else 1)

@@ -6,7 +6,7 @@
     python gpu_drafts.py forced       # on a GPU: a published shape with random weights, imposed acceptance
     python gpu_drafts.py final        # all of it, in --seconds; results to --out as JSON
 """
-import argparse, datetime, json, os, statistics, subprocess, sys, tempfile, time
+import argparse, atexit, datetime, json, os, statistics, subprocess, sys, tempfile, time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -33,7 +33,7 @@ def load(name, device):
         path = Path(tempfile.gettempdir())/f"drafts-{name}-{os.getpid()}.gguf"
         synth(name, MODELS[name], path, mtp=1)
     engine = Engine.load(path, device, n_ctx=512)
-    if name != "mini": path.unlink()
+    if name != "mini": atexit.register(path.unlink, missing_ok=True)      # its prices are kept by its name
     ids = np.random.default_rng(3).integers(5, 250, 40).tolist()
     return engine, PROMPTS.get(name, [ids[:7], ids + ids[:20]])
 
