@@ -14,10 +14,12 @@ ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT), str(HERE)]
 import numpy as np
 
+import alphabook.engine
 from alphabook.engine import Engine, Session
 from alphabook.policy import Alone
 from alphabook.synth import synth
 
+alphabook.engine.AUTO_ON = ("cpu", "cuda")                     # this trial is to show it
 GOLDEN = ROOT/"tests"/"golden"/"gpu_drafts.json"
 MODELS = {"mini": None, "tiny-qwen35": "Q4_K_M", "tiny-qwen35moe": "Q8_0", "tiny-qwen3next": "Q4_0", "tiny-qwen4exp": "Q8_0"}
 RULES = {"greedy": {}, "warm": dict(temp=0.8, top_p=0.95, seed=5), "hot": dict(temp=1.2, top_k=50, min_p=0.02, seed=2**40)}
