@@ -1919,7 +1919,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                    'alphabook.reading.Source._open_direct': ('reading.html#source._open_direct', 'alphabook/reading.py'),
                                    'alphabook.reading.Source.check': ('reading.html#source.check', 'alphabook/reading.py'),
                                    'alphabook.reading.Source.close': ('reading.html#source.close', 'alphabook/reading.py'),
-                                   'alphabook.reading._rest': ('reading.html#_rest', 'alphabook/reading.py'),
+                                   'alphabook.reading._again': ('reading.html#_again', 'alphabook/reading.py'),
                                    'alphabook.reading._some': ('reading.html#_some', 'alphabook/reading.py'),
                                    'alphabook.reading.disk_speed': ('reading.html#disk_speed', 'alphabook/reading.py'),
                                    'alphabook.reading.give_back': ('reading.html#give_back', 'alphabook/reading.py'),

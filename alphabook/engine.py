@@ -9,7 +9,7 @@ __all__ = ['COLOURS', 'BACKENDS', 'SPACING', 'NEAR', 'CHECKPOINT_BYTES', 'AUTO_O
            'spoken', 'weights_of', 'chosen', 'ahead', 'leading', 'handed_out', 'turning', 'bringing', 'borrowed', 'run',
            'hashing', 'told', 'stream', 'generate']
 
-# %% ../nbs/23_engine.ipynb #7f686c87
+# %% ../nbs/23_engine.ipynb #75c4cfcd
 import hashlib
 import html
 import time
@@ -33,6 +33,7 @@ from .policy import Alone, Auto, Prices, measure_guess, measure_rounds
 from .pricefile import price_key, remembered
 from .rounds import prefill, run_round
 from .sampling import choose, verdict
+from .tiers import Store, fixed_bytes
 from .tokenizer import Tokenizer
 
 # %% ../nbs/23_engine.ipynb #987d63a4
@@ -111,7 +112,7 @@ class Token:
 # %% ../nbs/23_engine.ipynb #2f98853b
 BACKENDS = {"cpu": cpu_backend, "numpy": numpy_backend}
 
-# %% ../nbs/23_engine.ipynb #2ed845bf
+# %% ../nbs/23_engine.ipynb #3cbad19d
 def pick_backend(device: str, # auto, cpu, cuda or numpy
                  ) -> str: # cpu, cuda or numpy
     "The device that will be used. `ValueError` for one that can't be."
@@ -121,9 +122,15 @@ def pick_backend(device: str, # auto, cpu, cuda or numpy
     if lacks and device == "cuda": raise ValueError(f"--device cuda: {lacks}; use cpu")
     return "cpu" if lacks else "cuda"
 
-def load_model(mf: ModelFile, cfg: ModelConfig, device: str, progress = None): # device: from `pick_backend` → model
-    "The weights in the form that a device wants."
-    if device in BACKENDS: return Model(mf, cfg, BACKENDS[device], progress)
+def load_model(mf: ModelFile, cfg: ModelConfig, device: str, progress = None, # device: from `pick_backend`
+               ram: int = None, say = None): # bytes for all of it; called with a line about experts → model
+    "The weights in the form that a device wants. ValueError if they don't fit."
+    store = None
+    if ram and device == "cpu":
+        if cfg.n_expert: store = Store(mf, cfg, ram, say=say)
+        elif (least := fixed_bytes(mf, cfg)) > ram:
+            raise ValueError(f"--ram {ram:,}: each token reads {least:,} bytes here; only mixtures can do with less")
+    if device in BACKENDS: return Model(mf, cfg, BACKENDS[device], progress, store)
     from alphabook.gpu_verdicts import GpuModel
     return GpuModel(mf, cfg, progress)
 
@@ -213,18 +220,19 @@ class Session:
         hidden = getattr(self.cache, "hidden", None) if self.hosted else None               # a GPU keeps it
         self.policy.committed(self.cache.ids[:self.cache.n], hidden, prompt)
 
-# %% ../nbs/23_engine.ipynb #edb81043
+# %% ../nbs/23_engine.ipynb #7d20a877
 class Engine:
     "A loaded model: `stream` and `generate` text with it."
     def __init__(self, mf: ModelFile, device: str, mode: str, n_ctx: int = None, progress = None,
-                 drafter: str = "auto", draft_file: ModelFile = None, kv: tuple = EXACT_KV):
+                 drafter: str = "auto", draft_file: ModelFile = None, kv: tuple = EXACT_KV, ram: int = None,
+                 say = None):
         check_float_mode()
         self.mf, self.cfg, self.device, self.mode = mf, load_config(mf), device, mode
         self.drafter, self.draft_file, self.block, self.prices, self.spare = drafter, draft_file, None, None, []
         self.tokenizer = Tokenizer.from_meta(mf.meta, str(mf.path))
         self.n_ctx = min(n_ctx or self.cfg.n_ctx, self.cfg.n_ctx)
         for kind in kv: row_shape(kind, self.cfg.head_dim)                                  # or it says what is wrong
-        self.model, self.kv = load_model(mf, self.cfg, device, progress), kv
+        self.model, self.kv = load_model(mf, self.cfg, device, progress, ram, say), kv
         self.model.kv = kv
         if draft_file or drafter == "mtp": self.mtp_block()
 
@@ -239,6 +247,8 @@ class Engine:
              drafter: str = "auto", # auto, mtp, copy or none
              draft_model = None, # GGUF file with an MTP block for this model; None: the model's own
              kv: str = "f16", # K[:V], types of keys and values; others than f16 in mode fast only
+             ram: int = None, # bytes that weights, keys and values may take on a CPU; None: no limit
+             say = None, # called with a line about where a mixture's experts are
              ) -> "Engine":
         "Open, check and load a model. `ValueError` in one line for anything that can't be used."
         check_flags(mode, drafter, kv, draft_model)
@@ -249,7 +259,7 @@ class Engine:
         if n_ctx is not None and n_ctx < 1: raise ValueError(f"--ctx {n_ctx}: must be at least 1")
         try: side = ModelFile(draft_model) if draft_model else None
         except (OSError, ValueError) as e: raise ValueError(f"--draft-model {e}") from None
-        return cls(mf, usable, mode, n_ctx, progress, drafter, side, parse_kv(kv))
+        return cls(mf, usable, mode, n_ctx, progress, drafter, side, parse_kv(kv), ram, say)
 
     def chat_template(self) -> ChatTemplate:
         "The model's chat template."

@@ -63,7 +63,7 @@ class Source:
 
     def __del__(self): self.close()
 
-# %% ../nbs/21a_reading.ipynb #76566cc7
+# %% ../nbs/21a_reading.ipynb #feacff3d
 def read_piece(self: Source, offset: int, n: int, # bytes of the file
                buffer): # of `page_memory`, uint8 [at least n + 2·BLOCK] → uint8 [n], a view of it
     "Read a piece. ReadError if it doesn't come, or not all of it."
@@ -77,7 +77,7 @@ def read_piece(self: Source, offset: int, n: int, # bytes of the file
             self.check()
             raise ReadError(f"{self.path}: {n:,} bytes at {offset:,}: only {max(0, first + done - offset):,} came")
         done += got
-        if self.direct and done % BLOCK and first + done < end: return self._rest(first, offset, done, end, buffer)
+        if self.direct and done % BLOCK and first + done < end: return self._again(offset, n, buffer)
     if not self.direct and hasattr(os, "posix_fadvise"):
         os.posix_fadvise(self.fd, offset, n, os.POSIX_FADV_DONTNEED)
     return buffer[offset - first:end - first]
@@ -88,13 +88,13 @@ def _some(self, buffer, at: int) -> int: # bytes that came
     buffer[:len(data)] = np.frombuffer(data, np.uint8)
     return len(data)
 
-def _rest(self, first, offset, done, end, buffer): # a direct read stopped inside a block
+def _again(self, offset, n, buffer): # a direct read stopped inside a block: the piece once more, through the page cache
     plain = Source(self.path, direct=False)
-    try: buffer[done:end - first] = plain.read(first + done, end - first - done, page_memory(end - first - done))
+    plain.size = self.size
+    try: return plain.read(offset, n, buffer)
     finally: plain.close()
-    return buffer[offset - first:end - first]
 
-Source.read, Source._some, Source._rest = read_piece, _some, _rest
+Source.read, Source._some, Source._again = read_piece, _some, _again
 
 # %% ../nbs/21a_reading.ipynb #1c2b8155
 def disk_speed(path, n: int = 1 << 26, # bytes to read, at most

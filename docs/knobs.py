@@ -53,6 +53,8 @@ FLAGS = {   # flag: why it is there, gain, what happens where it can't be had
 ENVIRONMENT = {
     "ALPHABOOK_CACHE": dict(does="the folder of fetched models", why="home folders are small on some machines", **{"else": "`~/.cache/alphabook`"}),
     "ALPHABOOK_API_KEY": dict(does="the key of `serve`", why="not to be read in a list of processes", **{"else": "`--api-key`, or none"}),
+    "ALPHABOOK_AUTO": dict(does="0: nothing is chosen for what is left unset, such as slots for experts", why="to measure without a plan",
+                           **{"else": "1: a bare `-m` does what `alphabook plan` says"}),
     "ALPHABOOK_PEER_PYTHON": dict(does="the Python in which llama-cpp-python is installed", why="the peer lives in its own house", **{"else": "this one"}),
     "ALPHABOOK_VECTORS": dict(does="the vector instructions of the CPU's products: vnni, avx2 or portable",
                               why="to check that they give the same bits, and to see what each is worth",

@@ -65,12 +65,14 @@ def test_every_family_survives(family, tiny_model, tmp_path):
 
 
 def test_an_interrupted_run_leaves_nothing(tmp_path):
-    "Killed while it writes: the old file is whole, and no other file says that it is a model."
+    "Killed when all is written and nothing renamed: the old file is whole, and no other file says that it is a model."
     out = tmp_path/'out.gguf'
     out.write_bytes(b'old')
-    code = f"import sys; from alphabook.cli import main; sys.exit(main(['quantize', {str(resolve_model(None))!r}, {str(out)!r}, '--type', 'Q2_K']))"
+    code = "import os, sys, time; from alphabook.cli import main; os.fsync = lambda fd: time.sleep(60); "
+    code += f"sys.exit(main(['quantize', {str(resolve_model(None))!r}, {str(out)!r}, '--type', 'Q2_K']))"
     with subprocess.Popen([sys.executable, '-c', code], cwd=ROOT, stderr=subprocess.DEVNULL) as p:
         while p.poll() is None and not [x for x in tmp_path.glob('.*.part') if x.stat().st_size > 1 << 20]: time.sleep(.01)
+        time.sleep(.2)
         p.send_signal(signal.SIGINT if os.name == 'posix' else signal.SIGTERM)
     assert p.returncode and out.read_bytes() == b'old' and [x.name for x in tmp_path.iterdir()] == ['out.gguf']
 
