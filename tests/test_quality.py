@@ -68,7 +68,8 @@ def test_an_interrupted_run_leaves_nothing(tmp_path):
     "Killed when all is written and nothing renamed: the old file is whole, and no other file says that it is a model."
     out = tmp_path/'out.gguf'
     out.write_bytes(b'old')
-    code = "import os, sys, time; from alphabook.cli import main; os.fsync = lambda fd: time.sleep(60); "
+    code = "import os, signal, sys, time; from alphabook.cli import main; os.fsync = lambda fd: time.sleep(60); "
+    code += "signal.signal(signal.SIGINT, signal.default_int_handler); "      # a shell's background jobs ignore it
     code += f"sys.exit(main(['quantize', {str(resolve_model(None))!r}, {str(out)!r}, '--type', 'Q2_K']))"
     with subprocess.Popen([sys.executable, '-c', code], cwd=ROOT, stderr=subprocess.DEVNULL) as p:
         while p.poll() is None and not [x for x in tmp_path.glob('.*.part') if x.stat().st_size > 1 << 20]: time.sleep(.01)
