@@ -2078,8 +2078,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                      'alphabook/responses_api.py'),
                                          'alphabook.responses_api.call_item': ( 'responses_api.html#call_item',
                                                                                 'alphabook/responses_api.py'),
-                                         'alphabook.responses_api.check_kept': ( 'responses_api.html#check_kept',
-                                                                                 'alphabook/responses_api.py'),
                                          'alphabook.responses_api.functions_in': ( 'responses_api.html#functions_in',
                                                                                    'alphabook/responses_api.py'),
                                          'alphabook.responses_api.items_in': ('responses_api.html#items_in', 'alphabook/responses_api.py'),

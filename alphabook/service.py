@@ -63,18 +63,18 @@ class Sampling(Body):
 
     def stops(self) -> list: return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
-# %% ../nbs/24d_service.ipynb #b68b89ae
+# %% ../nbs/24d_service.ipynb #434051da
 CANT = dict(mirostat=0, typical_p=1, typ_p=1, xtc_probability=0, dry_multiplier=0, dynatemp_range=0, top_n_sigma=-1,
             repetition_penalty=1, ignore_eos=False, grammar="", functions=[], function_call="none", suffix="",
             echo=False, modalities=["text"], audio={}, web_search_options={}, best_of=1, prompt_logprobs=0,
             min_tokens=0)                      # names, and the values that change nothing
 
-def check_extra(body: Body):
-    "Raise `ApiError` for parameters that would change the text and are not part of this version."
+def check_extra(body: Body, cant: dict = CANT, # as `CANT`
+                why: str = "not part of this version; leave it out"):
+    "Raise `ApiError` for parameters that would change the text and can't be had."
     for name, value in (body.model_extra or {}).items():
-        if name in CANT and value not in (None, CANT[name]):
-            raise ApiError(400, f"{name}: not part of this version; leave it out", param=name,
-                           code="unsupported_parameter")
+        if name in cant and value not in (None, cant[name]):
+            raise ApiError(400, f"{name}: {why}", param=name, code="unsupported_parameter")
 
 # %% ../nbs/24d_service.ipynb #f1a5078b
 KEYS = dict(temp="temp", top_k="top_k", top_p="top_p", min_p="min_p", repeat="penalty_repeat")
