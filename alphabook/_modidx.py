@@ -959,7 +959,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'alphabook.gpu_acts.norm_quantize': ('gpu_acts.html#norm_quantize', 'alphabook/gpu_acts.py'),
                                     'alphabook.gpu_acts.quantize': ('gpu_acts.html#quantize', 'alphabook/gpu_acts.py'),
                                     'alphabook.gpu_acts.quantize_kernel': ('gpu_acts.html#quantize_kernel', 'alphabook/gpu_acts.py'),
-                                    'alphabook.gpu_acts.row_square_sum': ('gpu_acts.html#row_square_sum', 'alphabook/gpu_acts.py'),
                                     'alphabook.gpu_acts.store_acts': ('gpu_acts.html#store_acts', 'alphabook/gpu_acts.py'),
                                     'alphabook.gpu_acts.store_digits': ('gpu_acts.html#store_digits', 'alphabook/gpu_acts.py')},
             'alphabook.gpu_attention': { 'alphabook.gpu_attention.add_values': ( 'gpu_attention.html#add_values',
