@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['delta_step', 'Writer', 'load_weights', 'write_texts', 'BlockConfig', 'block_shapes', 'first_block', 'block_conv',
            'block_mask', 'block_layer', 'turned', 'block_states', 'selector_bias', 'block_loss', 'block_guesses',
-           'Lesson', 'Pupil', 'right_lengths', 'block_keys', 'export_block', 'write_library', 'teach']
+           'Lesson', 'Pupil', 'right_lengths', 'block_keys', 'export_block', 'write_library', 'save_pupil', 'teach']
 
 # %% ../nbs/29f_teaching.ipynb #525fd55f
 import json
@@ -24,7 +24,7 @@ from .mini import MiniConfig, attention_layer, layer_weights, mixture, rms, rope
 from .modelfile import ModelFile, write_gguf
 from .training import Muon
 
-# %% ../nbs/29f_teaching.ipynb #95d38067
+# %% ../nbs/29f_teaching.ipynb #123e087a
 def delta_step(x: Tensor, w: dict, c: MiniConfig, columns: Tensor, S: Tensor) -> Tensor:
     "A gated delta-net on one position: x (B, n_embd), normed; `columns` (B, 3, ·) and `S` (B, V, D, D) move on."
     k, v, h = c.gdn_k * c.gdn_dim, c.gdn_v * c.gdn_dim, c.gdn_v // c.gdn_k
@@ -33,11 +33,12 @@ def delta_step(x: Tensor, w: dict, c: MiniConfig, columns: Tensor, S: Tensor) ->
     y = F.silu((rows * w['ssm_conv1d.weight'].T).sum(1))
     q, key, value = (t.unflatten(-1, (-1, c.gdn_dim)) for t in y.split([k, k, v], -1))
     q, key = ((unit(t) * scale).repeat(1, h, 1) for t, scale in ((q, c.gdn_dim ** -0.5), (key, 1)))
-    decay = F.softplus(F.linear(x.float(), w['ssm_alpha.weight']) + w['ssm_dt.bias']) * -w['ssm_a'].exp()
-    beta = F.linear(x.float(), w['ssm_beta.weight']).sigmoid()[..., None]
-    S.mul_(decay.exp()[..., None, None])
-    S.addcmul_((value - torch.einsum('bvij,bvj->bvi', S, key)).mul(beta)[..., None], key[:, :, None])
-    o = rms(torch.einsum('bvij,bvj->bvi', S, q), w['ssm_norm.weight'], c.eps)
+    with torch.autocast(x.device.type, enabled=False):
+        decay = F.softplus(F.linear(x.float(), w['ssm_alpha.weight']) + w['ssm_dt.bias']) * -w['ssm_a'].exp()
+        beta = F.linear(x.float(), w['ssm_beta.weight']).sigmoid()[..., None]
+        S.mul_(decay.exp()[..., None, None])
+        S.addcmul_((value - torch.einsum('bvij,bvj->bvi', S, key)).mul(beta)[..., None], key[:, :, None])
+        o = rms(torch.einsum('bvij,bvj->bvi', S, q), w['ssm_norm.weight'], c.eps)
     z = F.linear(x, w['attn_gate.weight']).unflatten(-1, (-1, c.gdn_dim))
     return F.linear((o * F.silu(z.float())).flatten(-2), w['ssm_out.weight'])
 
@@ -110,7 +111,7 @@ def write_texts(
             ids[:, t + 1] = (logits + noise * (temperature > 0)[:, None]).argmax(-1)
     return ids.to(torch.int16), kept
 
-# %% ../nbs/29f_teaching.ipynb #5359ef51
+# %% ../nbs/29f_teaching.ipynb #db8afcbe
 @dataclass(frozen=True)
 class BlockConfig:
     "Sizes of a block drafter; the defaults are those of alphabook-mini's."
@@ -123,7 +124,7 @@ class BlockConfig:
     n_ff: int = 768
     block: int = 8  # an anchor and so many masks less one
     taps: tuple = (1, 3, 5, 7, 8)  # layers of the trunk, by their input
-    mask_id: int = 1  # <|im_start|>: never the next token of a text
+    mask_id: int = 127  # a byte that is in no text
     rope_theta: float = 1e5
     n_ctx: int = 4096
     eps: float = 1e-6
@@ -376,7 +377,14 @@ def write_library(w: dict, c: MiniConfig, corpus: np.ndarray, taps: tuple, secon
         found.append((ids, kept, torch.full((batch,), n, device=device)))
     return tuple(torch.cat(parts) for parts in zip(*found))
 
-# %% ../nbs/29f_teaching.ipynb #9d779b94
+# %% ../nbs/29f_teaching.ipynb #9e5f761a
+def save_pupil(path: Path, pupil: Pupil, scale: Tensor):
+    "Weights for residuals as they are: those it learned from were multiplied by `scale`, (taps,)."
+    w = {name: x.detach().cpu() for name, x in pupil.w.items()}
+    w['fc.weight'] = (w['fc.weight'].unflatten(1, (len(scale), -1)) * scale.cpu()[:, None]).flatten(1)
+    torch.save(w, path)
+
+# %% ../nbs/29f_teaching.ipynb #b4d9e9a6
 def teach(model: Path, corpus: np.ndarray, out: Path, variants: dict, lesson: Lesson, write: float, learn: float,
           device: str = 'cuda', batch: int = 2048, length: int = 512, c: MiniConfig = MiniConfig(), say=print) -> dict:
     """Write texts for `write` seconds, teach each of the `variants` {name: BlockConfig} for `learn` seconds; their weights
@@ -392,9 +400,12 @@ def teach(model: Path, corpus: np.ndarray, out: Path, variants: dict, lesson: Le
               'lesson': asdict(lesson), 'device': torch.cuda.get_device_name() if device == 'cuda' else 'cpu'}
     say(f"{len(ids)} texts, {own} tokens of the model's own, {result['seconds_writing']:.0f} s")
     np.savez(out / 'texts.npz', ids=ids[-held:].cpu().numpy(), first=first[-held:].cpu().numpy())
+    scale = kept[:256].float().square().mean((0, 1, 3)).rsqrt()  # of each tap
+    kept.mul_(scale[:, None])
     train, test = (tuple(t[part] for t in (ids, kept, first)) for part in (slice(-held), slice(-held, None)))
     for name, config in variants.items():
         pupil, begin, curve, shown = Pupil(config, lesson, w['token_embd.weight']), time.time(), [], 0.0
+        pupil.w['output_norm.weight'].data.copy_(w['output_norm.weight'])  # the head is used to it
         while (progress := (time.time() - begin) / learn) < 1:
             loss = pupil.step(*train, progress)
             if pupil.steps % 50 == 1:
@@ -407,6 +418,6 @@ def teach(model: Path, corpus: np.ndarray, out: Path, variants: dict, lesson: Le
         result['runs'][name] = {'steps': pupil.steps, 'seconds': time.time() - begin, 'curve': curve, 'lengths': counts,
                                 'config': asdict(config)}
         say(f'{name}: {pupil.steps} steps, leading guesses right {float(lengths.float().mean()):.3f}')
-        torch.save({k: x.detach().cpu() for k, x in pupil.w.items()}, out / f'{name}.pt')
+        save_pupil(out / f'{name}.pt', pupil, scale)
         (out / 'lesson.json').write_text(json.dumps(result))
     return result
