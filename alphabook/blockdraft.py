@@ -64,7 +64,7 @@ def read_windows(keys: Keys, n_layer: int) -> dict:
         keys.fail("attention.sliding_window_pattern", list(which), f"a list of {n_layer} truth values")
     return dict(window=window, swa_layers=tuple(bool(w) for w in which) if window else (False,)*n_layer)
 
-# %% ../nbs/18_blockdraft.ipynb #37117206
+# %% ../nbs/18_blockdraft.ipynb #de1a1d7c
 def load_draft_config(mf: ModelFile, # the drafter's file
                       trunk: ModelConfig, # the model that it is to draft for
                       ) -> DraftConfig:
@@ -82,7 +82,8 @@ def load_draft_config(mf: ModelFile, # the drafter's file
         keys.fail("embedding_scale", scale, f"{trunk.embed_scale:g}, as in the model it drafts for,")
     mask = mf.meta.get("tokenizer.ggml.mask_token_id")
     if type(mask) is not int or not 0 <= mask < trunk.n_vocab:
-        raise GGUFError(f"{mf.path}: tokenizer.ggml.mask_token_id: is {mask}; an id below {trunk.n_vocab} would be right")
+        raise GGUFError(f"{mf.path}: tokenizer.ggml.mask_token_id: is {mask}; "
+                        f"an id below {trunk.n_vocab} would be right")
     layers = ModelConfig(arch="qwen3", name="block drafter", **sizes | dict(n_mtp=0), **FAMILIES["qwen3"],
                          **read_rope(keys, sizes["head_dim"], sizes["n_ctx"]), **read_windows(keys, sizes["n_layer"]),
                          eps=keys.real("attention.layer_norm_rms_epsilon"), attn_scale=sizes["head_dim"]**-0.5,
@@ -132,7 +133,7 @@ def absorb(own: Model, # from `load_draft`
         k = ops.apply_rope(ops.rms_norm(k, layer.attn_k_norm, cfg.eps), *r.angles[0], cfg.rope_style)
         ops.store_rows(cache.k[layer.slot], cache.v[layer.slot], r.positions, k, v, cache.flag)
 
-# %% ../nbs/18_blockdraft.ipynb #9b7a3f81
+# %% ../nbs/18_blockdraft.ipynb #1d5f0794
 def block_attention(own: Model, layer, h, # h: float32 [B, n_embd], normed
                     r: Round, ends): # of the block; int64 [B]: the last row's position, for each row
     "Attention of a block's rows to the text before it and to all of the block."
@@ -142,8 +143,9 @@ def block_attention(own: Model, layer, h, # h: float32 [B, n_embd], normed
     table = r.cache.k[layer.slot], r.cache.v[layer.slot]
     ops.store_rows(*table, r.positions, k, v, r.cache.flag)
     if not cfg.swa_layers[layer.index]: y = ops.attention(q, *table, ends, 0, cfg.attn_scale)
-    else: y = reduce(ops.joined, (ops.attention(q[i:i + 1], *table, ends[i:i + 1], cfg.window + B - 1 - i, cfg.attn_scale)
-                                  .reshape(1, -1) for i in range(B)))
+    else:
+        def attend(i): return ops.attention(q[i:i + 1], *table, ends[i:i + 1], cfg.window + B - 1 - i, cfg.attn_scale)
+        y = reduce(ops.joined, (attend(i).reshape(1, -1) for i in range(B)))
     return ops.matmul(layer.attn_output, y.reshape(B, -1))
 
 def block_rows(own: Model, x, # float32 [B, n_embd]: embeddings of the anchor and the masks

@@ -22,7 +22,7 @@ from .rounds import enter, head
 from .state import Cache
 from .tape import NotRecordable
 
-# %% ../nbs/18a_blockdrafter.ipynb #ef13173c
+# %% ../nbs/18a_blockdrafter.ipynb #aeee1867
 class AbsorbPass:
     "W rows of residuals into keys and values, to be run again and again."
     def __init__(self, own: Model, cache: Cache, W: int): # from `load_draft`; rows
@@ -32,7 +32,7 @@ class AbsorbPass:
             self.positions = r.positions
             absorb(own, self.x, r)
 
-    def run(self, own: Model, cache: Cache, x): # float32 [at most W, taps·n_embd], of the positions from the cache's end on
+    def run(self, own: Model, cache: Cache, x): # float32 [at most W, taps·n_embd], of the positions that follow
         self.x[:len(x)], self.x[len(x):] = x, 0
         self.positions[:] = np.arange(cache.n, cache.n + len(self.x))
         self.tape.play()

@@ -281,7 +281,7 @@ def verified(self: Auto, drafted: int, accepted: int, seconds: float, round_seco
 
 Auto.verified = verified
 
-# %% ../nbs/17_policy.ipynb #5b13fc98
+# %% ../nbs/17_policy.ipynb #264578f5
 class Contrary(CopyDrafter):
     "Says the next token of a copy and then something else: half right at best."
     name = "contrary"
@@ -289,8 +289,9 @@ class Contrary(CopyDrafter):
         said, sure = super().draft(ids, n)
         return [id if i == 0 else max(0, id - 1) for i, id in enumerate(said or [ids[-1]]*min(n, 3))], sure
 
-def forced_rounds(model, text: Text, policy, cache, arm: Arm, before = ()): # before: what else the drafter may have read
-    "Rounds with a policy's drafts over the plain run's text, which decides what is accepted; yields (position, logits)."
+def forced_rounds(model, text: Text, policy, cache, arm: Arm,
+                  before = ()): # ids that the drafter has read besides
+    "Rounds with a policy's drafts over the plain run's text, which says what is right; yields (position, logits)."
     ids, n = text.ids, len(text.ids)
     def read(n): return np.asarray([*before, *ids[:n]], np.int32)
     def tell(prompt): policy.committed(read(cache.n), getattr(cache, "hidden", None), prompt)

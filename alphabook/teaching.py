@@ -212,10 +212,10 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     cos, sin = cos[:, :, None], sin[:, :, None]
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
-# %% ../nbs/29f_teaching.ipynb #ed0facaa
+# %% ../nbs/29f_teaching.ipynb #56c47e40
 def block_states(w: dict, c: BlockConfig, table: Tensor, ids: Tensor, kept: Tensor, anchors: Tensor, rope: tuple):
     """Final rows of every block, (S, K, block, n_embd): row i of a block is about the token i behind its anchor.
-    table: the trunk's embedding; ids (S, T); kept (S, T, taps, n_embd); anchors (S, K); rope: tables of all positions."""
+    table: the trunk's embedding; ids (S, T); kept (S, T, taps, n_embd); anchors (S, K); rope: of all positions."""
     S, K = anchors.shape
     context = rms(F.linear(kept.flatten(2), w['fc.weight']), w['enc.output_norm.weight'], c.eps)
     place = (anchors[..., None] + torch.arange(c.block, device=ids.device)).flatten(1)  # (S, K·block)
@@ -275,7 +275,7 @@ class Lesson:
     gamma: float = 4.0  # see `block_loss`
     seed: int = 1
 
-# %% ../nbs/29f_teaching.ipynb #38860e7d
+# %% ../nbs/29f_teaching.ipynb #c0769a74
 class Pupil:
     "A drafter, its optimizers, and one step after the other."
 
@@ -283,7 +283,7 @@ class Pupil:
         self.c, self.lesson, self.table, self.steps = c, lesson, table, 0
         device = table.device
         self.w = first_block(c, lesson.seed, device)
-        turn = [name for name, x in self.w.items() if x.ndim == 2 and 'selector_p' not in name and 'selector_s' not in name]
+        turn = [name for name, x in self.w.items() if x.ndim == 2 and 'cessor' not in name]
         self.muon = Muon([self.w[name] for name in turn])
         self.adam = torch.optim.AdamW([x for name, x in self.w.items() if name not in turn], lr=0.0, betas=(0.9, 0.95),
                                       weight_decay=0.0, fused=table.is_cuda)
@@ -331,14 +331,15 @@ def right_lengths(pupil: Pupil, ids: Tensor, kept: Tensor, first: Tensor, every:
         found.append((said == behind).long().cumprod(-1).sum(-1)[0])
     return torch.cat(found)
 
-# %% ../nbs/29f_teaching.ipynb #9207edc9
+# %% ../nbs/29f_teaching.ipynb #ea4e6707
 def block_keys(c: BlockConfig) -> dict:
     "The keys that a loader needs."
     keys = {'block_count': c.n_layer, 'context_length': c.n_ctx, 'embedding_length': c.n_embd,
             'feed_forward_length': c.n_ff, 'attention.head_count': c.n_head, 'attention.head_count_kv': c.n_kv_head,
             'attention.key_length': c.head_dim, 'attention.value_length': c.head_dim,
-            'attention.layer_norm_rms_epsilon': c.eps, 'rope.freq_base': c.rope_theta, 'rope.dimension_count': c.head_dim,
-            'vocab_size': c.n_vocab, 'block_size': c.block, 'target_layers': np.array(c.taps, np.int32)}
+            'attention.layer_norm_rms_epsilon': c.eps, 'rope.freq_base': c.rope_theta,
+            'rope.dimension_count': c.head_dim, 'vocab_size': c.n_vocab, 'block_size': c.block,
+            'target_layers': np.array(c.taps, np.int32)}
     if c.conv:
         keys |= {'conv_kernel_size': c.conv, 'conv_group_size': c.conv_group}
     if c.rank:
@@ -384,11 +385,11 @@ def save_pupil(path: Path, pupil: Pupil, scale: Tensor):
     w['fc.weight'] = (w['fc.weight'].unflatten(1, (len(scale), -1)) * scale.cpu()[:, None]).flatten(1)
     torch.save(w, path)
 
-# %% ../nbs/29f_teaching.ipynb #b4d9e9a6
+# %% ../nbs/29f_teaching.ipynb #55e1a7b7
 def teach(model: Path, corpus: np.ndarray, out: Path, variants: dict, lesson: Lesson, write: float, learn: float,
           device: str = 'cuda', batch: int = 2048, length: int = 512, c: MiniConfig = MiniConfig(), say=print) -> dict:
-    """Write texts for `write` seconds, teach each of the `variants` {name: BlockConfig} for `learn` seconds; their weights
-    and `lesson.json` go to `out`."""
+    """Write texts for `write` seconds, teach each of the `variants` {name: BlockConfig} for `learn` seconds.
+    Their weights and `lesson.json` go to `out`."""
     start, rng = time.time(), torch.Generator(device).manual_seed(lesson.seed)
     with ModelFile(model) as mf:
         w = load_weights(mf, device)
