@@ -229,19 +229,21 @@ def spread(n_kv: int, chunks: int, tiles: int, device) -> int: # programs that s
     cores = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
     return max(1, min(tiles, triton.cdiv(WAVES*cores, n_kv*chunks)))
 
-# %% ../nbs/10j_gpu_attention.ipynb #3bbd2e29
+# %% ../nbs/10j_gpu_attention.ipynb #b38628be
 def attend_part(q, k, v, positions, window, scale, chosen, block, start, n, group, D): # as in `attention`
     "Tiles of query heads start … start + n of every KV head: m, l and o."
-    (n_kv, tiles), KD, device, H = k.shape[:2], q.shape[1], q.device, min(heads_of(D), q.shape[2])
+    (n_kv, tiles), KD, device, H = k.shape[:2], q.shape[1], q.device, min(heads_of(D, n//group), q.shape[2])
     chunks = triton.cdiv(n, H)
     splits = spread(n_kv, chunks, tiles, device)
     empty = lambda *shape: torch.empty(shape, dtype=torch.float32, device=device)
     p, o = empty(chunks*splits*n_kv, 64, H), empty(tiles, n_kv, n, D)
     m, l = empty(tiles, n_kv, n), empty(tiles, n_kv, n)
     groups, DP = max(g for g in (1, 2, 4) if 32*g <= max(D, 32)), triton.next_power_of_2(D)
-    launch(k_attend, (chunks, n_kv, splits), q, k, as_halves(k), v, as_halves(v), positions, q if chosen is None else chosen, p, m, l, o, scale,
-           window, start, start + n, n, group, tiles, 0 if chosen is None else chosen.shape[1], warps=max(1, DP//32),
-           Q=q.shape[2], D=D, KD=KD, DP=DP, H=H, GROUPS=groups, BLOCK=block, K=kind_of(k, 2, KD), V=kind_of(v, 2, D))
+    warps = max(1, min(H, 2)*DP//64)
+    launch(k_attend, (chunks, n_kv, splits), q, k, as_halves(k), v, as_halves(v), positions,
+           q if chosen is None else chosen, p, m, l, o, scale, window, start, start + n, n, group, tiles,
+           0 if chosen is None else chosen.shape[1], warps=warps, Q=q.shape[2], D=D, KD=KD, DP=DP, H=H,
+           GROUPS=groups, BLOCK=block, K=kind_of(k, 2, KD), V=kind_of(v, 2, D))
     return m, l, o
 
 # %% ../nbs/10j_gpu_attention.ipynb #577cfe34
