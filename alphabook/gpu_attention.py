@@ -70,12 +70,11 @@ def add_values(o, vs, p_p, i_head, START: tl.constexpr, H: tl.constexpr):
         for n in tl.static_range(8): o = tl.fma(ps[n][:, None], vs[start + n].to(tl.float32)[None, :], o)
     return o                                                                      # (H, D)
 
-# %% ../nbs/10j_gpu_attention.ipynb #bcd80bb2
+# %% ../nbs/10j_gpu_attention.ipynb #ac5197c6
 @triton.jit
-def k_attend(p_q, p_k, p_k_steps, p_v, p_v_steps, p_positions, p_chosen, p_p, p_m, p_l, p_o, scale, window, start, R, n_part,
-             group, n_tiles, chosen_row, Q: tl.constexpr,
-             D: tl.constexpr, KD: tl.constexpr, DP: tl.constexpr, H: tl.constexpr, GROUPS: tl.constexpr,
-             BLOCK: tl.constexpr, K: tl.constexpr, V: tl.constexpr, PDL: tl.constexpr):
+def k_attend(p_q, p_k, p_k_steps, p_v, p_v_steps, p_positions, p_chosen, p_p, p_m, p_l, p_o, scale, window, start, R,
+             n_part, group, n_tiles, chosen_row, Q: tl.constexpr, D: tl.constexpr, KD: tl.constexpr, DP: tl.constexpr,
+             H: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, K: tl.constexpr, V: tl.constexpr, PDL: tl.constexpr):
     "Some tiles of H heads of one KV head: m, l [tile, kv, n_part], o [tile, kv, n_part, D]. BLOCK: of `chosen`, or 0."
     begin(PDL)
     chunk, kv, split, n_kv = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(1)
