@@ -152,6 +152,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'alphabook.backends.few_rounds': ('backends.html#few_rounds', 'alphabook/backends.py'),
                                     'alphabook.backends.fp32_arm': ('backends.html#fp32_arm', 'alphabook/backends.py'),
                                     'alphabook.backends.gpu_arm': ('backends.html#gpu_arm', 'alphabook/backends.py'),
+                                    'alphabook.backends.gpu_keys': ('backends.html#gpu_keys', 'alphabook/backends.py'),
                                     'alphabook.backends.gpu_lacks': ('backends.html#gpu_lacks', 'alphabook/backends.py'),
                                     'alphabook.backends.interpret': ('backends.html#interpret', 'alphabook/backends.py'),
                                     'alphabook.backends.interpreter_arm': ('backends.html#interpreter_arm', 'alphabook/backends.py'),

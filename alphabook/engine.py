@@ -112,7 +112,7 @@ class Token:
 # %% ../nbs/23_engine.ipynb #2f98853b
 BACKENDS = {"cpu": cpu_backend, "numpy": numpy_backend}
 
-# %% ../nbs/23_engine.ipynb #7dd30ed6
+# %% ../nbs/23_engine.ipynb #c9e0c44d
 def pick_backend(device: str, # auto, cpu, cuda or numpy
                  ) -> str: # cpu, cuda or numpy
     "The device that will be used. `ValueError` for one that can't be."
@@ -133,7 +133,7 @@ def load_model(mf: ModelFile, cfg: ModelConfig, device: str, progress = None, # 
             raise ValueError(f"--ram {ram:,}: each token reads {least:,} bytes here; only mixtures can do with less")
     if device in BACKENDS: return Model(mf, cfg, BACKENDS[device], progress, store, kv)
     from alphabook.gpu_verdicts import GpuModel
-    return GpuModel(mf, cfg, progress)
+    return GpuModel(mf, cfg, progress, kv=kv)
 
 # %% ../nbs/23_engine.ipynb #b99f1860
 def check_flags(mode: str = "exact", # exact, plain or fast
@@ -221,7 +221,7 @@ class Session:
         hidden = getattr(self.cache, "hidden", None) if self.hosted else None               # a GPU keeps it
         self.policy.committed(self.cache.ids[:self.cache.n], hidden, prompt)
 
-# %% ../nbs/23_engine.ipynb #799563b4
+# %% ../nbs/23_engine.ipynb #f679b002
 class Engine:
     "A loaded model: `stream` and `generate` text with it."
     def __init__(self, mf: ModelFile, device: str, mode: str, n_ctx: int = None, progress = None,
@@ -252,8 +252,6 @@ class Engine:
         "Open, check and load a model. `ValueError` in one line for anything that can't be used."
         check_flags(mode, drafter, kv, draft_model)
         mf, usable = ModelFile(resolve_model(path)), pick_backend(device)
-        if parse_kv(kv) != EXACT_KV and usable not in BACKENDS:
-            raise ValueError(f"--kv {kv}: not part of this version on {usable}; use --device cpu")
         cpu_backend.set_threads(threads)
         if n_ctx is not None and n_ctx < 1: raise ValueError(f"--ctx {n_ctx}: must be at least 1")
         try: side = ModelFile(draft_model) if draft_model else None
