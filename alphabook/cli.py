@@ -130,7 +130,7 @@ def serve_flags(p: Parser):
     p.add_argument("--grace", type=float, default=10.0, metavar="S",
                    help="seconds that answers get to finish when the server is asked to stop (default 10)")
 
-# %% ../nbs/28_cli.ipynb #2e846cc4
+# %% ../nbs/28_cli.ipynb #703dfa6b
 def make_parser() -> Parser:
     "The whole command line."
     p = Parser(prog="alphabook", description=alphabook.__doc__)
@@ -175,7 +175,7 @@ def make_parser() -> Parser:
     k.add_argument("-p", "--prompt", action="append", help="prompt to compare on (may be repeated)")
     b = commands.add_parser("bench", help="measure speed, in turns with a peer")
     engine_flags(b, several=True); bench_flags(b)
-    j = commands.add_parser("quality", help="judge a model: perplexity, distance from another, needles")
+    j = commands.add_parser("quality", help="judge a model: perplexity, distance from another, needles, problems")
     engine_flags(j); quality_flags(j)
     q = commands.add_parser("quantize", help="write a model in other types")
     quantize_flags(q)

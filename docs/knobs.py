@@ -47,6 +47,7 @@ FLAGS = {   # flag: why it is there, gain, what happens where it can't be had
     "--report": dict(why="a page can be sent to somebody who has none of this installed"), "--passes": dict(why="arms take turns; more passes, a surer median"),
     "--split": dict(why="choices are made on train, figures given on test"),
     "--base": dict(why="what was changed, and from what"), "--save": dict(why="to hold next week's version against today's"),
+    "--run-code": dict(why="text becomes a program only if you say so", **{"else": "humaneval is refused"}),
     "--tensor": dict(why="a mix of your own: where a coarse weight hurts is a question to try"),
     "--api-key": dict(why="who can reach the port can use the model", **{"else": "no key; a warning if the address is not this machine's"}),
     "--parallel": dict(why="several clients; each has keys and values of its own"),
