@@ -8,10 +8,10 @@ __all__ = ['EXAMPLES', 'SLOW_START', 'PROOFS', 'SERVED', 'Parser', 'size', 'engi
            'cmd_plan', 'load_engine', 'sampling_of', 'rates', 'check_trace', 'keep_trace', 'cmd_generate', 'cmd_chat',
            'cmd_doctor', 'cmd_completion', 'cmd_info', 'cmd_fetch', 'cmd_synth', 'parse_widths', 'print_arms',
            'cmd_compare', 'check_bench', 'check_out', 'check_page', 'fast_flags', 'bench_command', 'bench_drafts',
-           'cmd_bench', 'cmd_report', 'finish_bench', 'check_serve', 'cmd_serve', 'cmd_quality', 'cmd_quantize', 'main',
-           'serve_main']
+           'cmd_bench', 'cmd_report', 'finish_bench', 'check_serve', 'cmd_serve', 'cmd_quality', 'cmd_quantize',
+           'take_hub', 'main', 'serve_main']
 
-# %% ../nbs/28_cli.ipynb #095509b5
+# %% ../nbs/28_cli.ipynb #a78b874f
 import argparse
 import json
 import os
@@ -33,6 +33,7 @@ from .drafts import bench_sets, check_sets, open_peers, sets_table
 from .engine import BACKENDS, Engine, Generation, check_flags, load_model, pick_backend, run
 from .experts import add_ranking, record_trace, save_trace
 from .fetch import MODELS, fetch, resolve_model
+from .hub import hub_model
 from .judging import check_quality, quality_flags, quantize_flags, run_quality
 from .kv import EXACT_KV, parse_kv
 from .modelfile import ModelFile, summary
@@ -59,12 +60,14 @@ def size(text: str) -> int: # such as "16GiB", "500MB" or "1e9"
     power = "bkmgt".index(m[2].lower()) if m[2] else 0
     return int(number*(1024 if m[3] else 1000)**power)
 
-# %% ../nbs/28_cli.ipynb #9a6bdc82
+# %% ../nbs/28_cli.ipynb #53473d01
 def engine_flags(p: Parser,
                  several: bool = False): # more than one model can be given
     "The flags that every command with an engine shares."
     p.add_argument("-m", "--model", action="append" if several else "store",
                    help="GGUF file (any shard) or the name of a fetched model" + "; may be repeated"*several)
+    p.add_argument("-hf", "--hf-repo", metavar="USER/REPO[:TYPE]",
+                   help="a model from Hugging Face instead of -m, downloaded once; type by default Q4_K_M")
     p.add_argument("--mode", default="exact", help="exact (default), plain (exact, no drafts) or fast")
     p.add_argument("--drafter", default="auto", help="what drafts: auto (default), mtp, copy or none")
     p.add_argument("--draft-model", metavar="FILE", help="GGUF file with an MTP block for the model")
@@ -130,7 +133,7 @@ def serve_flags(p: Parser):
     p.add_argument("--grace", type=float, default=10.0, metavar="S",
                    help="seconds that answers get to finish when the server is asked to stop (default 10)")
 
-# %% ../nbs/28_cli.ipynb #703dfa6b
+# %% ../nbs/28_cli.ipynb #67dae42c
 def make_parser() -> Parser:
     "The whole command line."
     p = Parser(prog="alphabook", description=alphabook.__doc__)
@@ -192,7 +195,7 @@ def make_parser() -> Parser:
 EXAMPLES = dict(generate="""\
 alphabook generate -p "def fibonacci(n):"
 git diff | alphabook generate -m coder.gguf -n 400 --temp 0.7 --seed 1
-alphabook generate -f prompt.txt --json --hash""", chat="""\
+alphabook generate -hf user/repo:Q4_K_M -f prompt.txt --json --hash""", chat="""\
 alphabook chat
 alphabook chat -m model.gguf --system "Be brief." --temp 0.7      # /help lists what can be typed""", serve="""\
 alphabook serve -m model.gguf                                     # http://127.0.0.1:8080, with a chat page
@@ -592,7 +595,14 @@ def cmd_quantize(args) -> int:
     if made["twice"]: say(f"note: {', '.join(made['twice'])} weights were quantized again, which adds to their errors")
     return 0
 
-# %% ../nbs/28_cli.ipynb #d73077e0
+# %% ../nbs/28_cli.ipynb #2a3d0f8f
+def take_hub(args):
+    "Put the file of -hf where -m would be."
+    if args.model: raise ValueError(f"-hf {args.hf_repo}: a model is given with -m, too: drop one")
+    path = str(hub_model(args.hf_repo))
+    args.model = [path] if args.command == "bench" else path
+
+# %% ../nbs/28_cli.ipynb #5972eebf
 def main(argv = None, # arguments; None: those of the process
          ) -> int: # exit code
     "The `alphabook` command."
@@ -603,6 +613,7 @@ def main(argv = None, # arguments; None: those of the process
         parser = make_parser()
         args = parser.parse_args(argv)
         if args.command is None: parser.print_help(sys.stderr); return 2
+        if getattr(args, "hf_repo", None): take_hub(args)
         with np.errstate(all="ignore"): return commands[args.command](args)      # logits are checked, not each step
     except (ValueError, FloatingPointError) as e: say(f"error: {' '.join(str(e).split())}"); return 2
     except BrokenPipeError: sys.stdout = None; return 0

@@ -27,6 +27,7 @@ def drafter_gain() -> str:
 
 FLAGS = {   # flag: why it is there, gain, what happens where it can't be had
     "--model": dict(why="any GGUF file, or a name, so that nobody has to know where a model lies", **{"else": "alphabook-mini, from the package"}),
+    "--hf-repo": dict(why="most files lie on a hub, and people know them by these names", **{"else": "`-m`; without a network one line that says so"}),
     "--mode": dict(why="exact gives one result whoever computes it; fast may leave it where that pays; plain is the control",
                    gain="see `--drafter` and `--kv`", **{"else": "exact"}),
     "--drafter": dict(why="to hold a drafter alone, or none, against the choice that is made for you", gain=drafter_gain(),
