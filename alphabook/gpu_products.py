@@ -67,12 +67,12 @@ def activations(V, b, inside, S: tl.constexpr, R: tl.constexpr, NC: tl.constexpr
         B = load_digits(p_m + (b*4*S*G)[:, None], m_ok, S*2*G, R, NC)
     return X, A, B, D
 
-# %% ../nbs/10f_gpu_products.ipynb #69179cd1
+# %% ../nbs/10f_gpu_products.ipynb #5f367d35
 @triton.jit
-def tile_at(i, g, STRIDE, passes, T, NB, R: tl.constexpr, C: tl.constexpr, RT: tl.constexpr, TYPE: tl.constexpr):
-    "Word offsets [R] of the tiles of a program's pass i; its first group of tiles is g."
+def tile_at(i, g, STRIDE, groups, T, NB, R: tl.constexpr, C: tl.constexpr, RT: tl.constexpr, TYPE: tl.constexpr):
+    "Word offsets [R] of the tiles of a program's pass i: its groups of tiles g, g + STRIDE, …, slice after slice."
     s = tl.arange(0, R)
-    row, b = (g + i//passes*STRIDE)*RT + s//C, i % passes*C + s % C
+    row, b = (g + i % groups*STRIDE)*RT + s//C, i//groups*C + s % C
     return (tl.minimum(row, T - 1)*NB + tl.minimum(b, NB - 1))*of(TYPE, "words")
 
 @triton.jit
@@ -90,52 +90,58 @@ def store_rows(y, at, ok, n, p_y, p_add, p_bias, EPILOGUE: tl.constexpr):
     if EPILOGUE % 2 == 1: y += tl.load(p_add + at, mask=ok, other=0.0)
     tl.store(p_y + at, y, mask=ok)
 
-# %% ../nbs/10f_gpu_products.ipynb #118cad86
+# %% ../nbs/10f_gpu_products.ipynb #12013219
 @triton.jit
 def sweep(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_add, p_bias, p_rows, first, last, N, T, NB, S: tl.constexpr,
           TYPE: tl.constexpr, NC: tl.constexpr, C: tl.constexpr, RT: tl.constexpr, MODE: tl.constexpr,
           PDL: tl.constexpr, EPILOGUE: tl.constexpr, PER: tl.constexpr):
     """Columns first … last times all rows. A pass takes RT tiles of 16 rows × C superblocks side by side, one a warp;
-    programs take groups of RT tiles in turn. MODE 0: one pass has all superblocks, the (up to NC) columns stay in
-    registers; 1: up to NC columns; 2: any number of columns, NC at a time for each pass, sums between passes wait in
-    y."""
+    programs take groups of RT tiles in turn. MODE 0: C superblocks are all, and up to NC columns of them stay in
+    registers; 1: likewise for each slice of C superblocks, sums between slices wait in y; 2: any number of columns, NC
+    at a time."""
     R: tl.constexpr = RT*C
     M: tl.constexpr = 16*NC*RT
+    G: tl.constexpr = of(TYPE, "groups")
     o, inside = tl.arange(0, M), tl.arange(0, R) % C
     oc, orow = o//RT % NC, o % RT*16 + o//RT//NC
-    G0, STRIDE, passes = tl.program_id(0), tl.num_programs(0), 1 if MODE == 0 else (NB + C - 1)//C
-    n_passes = ((T + RT - 1)//RT - G0 + STRIDE - 1)//STRIDE*passes
-    row16, tile = tl.arange(0, 16)[None, :, None], tile_at(0, G0, STRIDE, passes, T, NB, R, C, RT, TYPE)
+    G0, STRIDE, slices = tl.program_id(0), tl.num_programs(0), 1 if MODE == 0 else (NB + C - 1)//C
+    groups = ((T + RT - 1)//RT - G0 + STRIDE - 1)//STRIDE
+    row16, tile = tl.arange(0, 16)[None, :, None], tile_at(0, G0, STRIDE, groups, T, NB, R, C, RT, TYPE)
     P = load_tile(p_w, tile, tile[:, None, None], row16, TYPE)
     if PDL: gdc_wait()
-    if MODE < 2: V = columns(p_rows, first, last, p_q, p_a, p_s, p_m, p_d, R, NC, TYPE, PER, False)
-    if MODE == 0: X, A, B, D = activations(V, tl.minimum(inside, NB - 1), inside < NB, S, R, NC, TYPE, True)
+    if MODE == 0:
+        V = columns(p_rows, first, last, p_q, p_a, p_s, p_m, p_d, R, NC, TYPE, PER, False)
+        X, A, B, D = activations(V, tl.minimum(inside, NB - 1), inside < NB, S, R, NC, TYPE, True)
     if PDL: gdc_launch_dependents()
-    acc = tl.zeros([M], tl.float32)
-    for i in range(n_passes):
-        k = i % passes*C
-        tile = tile_at(i + 1, G0, STRIDE, passes, T, NB, R, C, RT, TYPE)
-        Q = load_tile(p_w, tile, tile[:, None, None], row16, TYPE)
-        n, b = (G0 + i//passes*STRIDE)*(RT*16) + orow, tl.minimum(k + inside, NB - 1)
-        if MODE == 1: X, A, B, D = activations(V, b, k + inside < NB, S, R, NC, TYPE, False)
-        if MODE < 2:
-            v = leaves(P, (), V, X, A, B, D, S, R, NC, C, TYPE, MODE == 0)
-            acc = in_order(v, tl.where(k == 0, 0.0, acc), M, C)
-            if k + C >= NB:
+    for i_slice in range(slices):
+        k = i_slice*C
+        b = tl.minimum(k + inside, NB - 1)
+        if MODE == 1:
+            V = columns(p_rows, first, last, p_q + k*(4*S*64), p_a + k*(8*S), p_s + k*(8*S), p_m + k*(4*S*G), p_d + k*S,
+                        R, NC, TYPE, PER, False)
+            X, A, B, D = activations(V, b - k, k + inside < NB, S, R, NC, TYPE, True)
+        for g in range(groups):
+            tile = tile_at(i_slice*groups + g + 1, G0, STRIDE, groups, T, NB, R, C, RT, TYPE)
+            Q = load_tile(p_w, tile, tile[:, None, None], row16, TYPE)
+            n, acc = (G0 + g*STRIDE)*(RT*16) + orow, tl.zeros([M], tl.float32)
+            if MODE < 2:
                 ok, at = (first + oc < last) & (n < N), row_of(oc, p_rows, first, last, PER)*N + n
-                store_rows(acc, at, ok, n, p_y, p_add, p_bias, EPILOGUE)
-        else:
-            U = ()
-            for J in tl.static_range(8): U = U + (decode(P, J, TYPE),)
-            for start in range(first, last, NC):
-                V = columns(p_rows, start, last, p_q, p_a, p_s, p_m, p_d, R, NC, TYPE, PER, True)
-                X, A, B, D = activations(V, b, k + inside < NB, S, R, NC, TYPE, False)
-                ok, at = (start + oc < last) & (n < N), row_of(oc, p_rows, start, last, PER)*N + n
-                acc = tl.load(p_y + at, mask=ok & (k > 0), other=0.0)
-                acc = in_order(leaves(P, U, V, X, A, B, D, S, R, NC, C, TYPE, False), acc, M, C)
+                if MODE == 1: acc = tl.load(p_y + at, mask=ok & (k > 0), other=0.0)
+                acc = in_order(leaves(P, (), V, X, A, B, D, S, R, NC, C, TYPE, True), acc, M, C)
                 if k + C >= NB: store_rows(acc, at, ok, n, p_y, p_add, p_bias, EPILOGUE)
                 else: tl.store(p_y + at, acc, mask=ok)
-        P = Q
+            else:
+                U = ()
+                for J in tl.static_range(8): U = U + (decode(P, J, TYPE),)
+                for start in range(first, last, NC):
+                    V = columns(p_rows, start, last, p_q, p_a, p_s, p_m, p_d, R, NC, TYPE, PER, True)
+                    X, A, B, D = activations(V, b, k + inside < NB, S, R, NC, TYPE, False)
+                    ok, at = (start + oc < last) & (n < N), row_of(oc, p_rows, start, last, PER)*N + n
+                    acc = tl.load(p_y + at, mask=ok & (k > 0), other=0.0)
+                    acc = in_order(leaves(P, U, V, X, A, B, D, S, R, NC, C, TYPE, False), acc, M, C)
+                    if k + C >= NB: store_rows(acc, at, ok, n, p_y, p_add, p_bias, EPILOGUE)
+                    else: tl.store(p_y + at, acc, mask=ok)
+            P = Q
 
 # %% ../nbs/10f_gpu_products.ipynb #c5d0c8ee
 @triton.jit(do_not_specialize=["W", "N", "T", "NB"])

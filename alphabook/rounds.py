@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['ROWS', 'TAPES', 'enter', 'trunk', 'finish', 'head', 'read_out', 'Aim', 'arrays_of', 'bases_of', 'Recorded',
-           'tokens_of', 'slices_of', 'kind_of', 'recorded', 'run_round', 'run_together', 'prompt_of', 'prefill']
+           'tokens_of', 'slices_of', 'kind_of', 'recorded', 'run_round', 'run_together', 'pass_together', 'prompt_of',
+           'prefill']
 
 # %% ../nbs/11c_rounds.ipynb #b14f0ea6
 import weakref
@@ -182,7 +183,7 @@ def run_round(model: Model, cache: Cache, # what came before, `cache.n` position
     cache.check()
     return logits
 
-# %% ../nbs/11c_rounds.ipynb #90c0dbbd
+# %% ../nbs/11c_rounds.ipynb #146bb340
 def run_together(model: Model, texts: list, # of (cache, ids int [W ≥ 1]): each text's next tokens, as in `run_round`
                  apart: bool = False, # rather rounds of their own than one that is not recorded yet
                  ) -> list: # float32 [W, n_vocab] for each text
@@ -192,15 +193,20 @@ def run_together(model: Model, texts: list, # of (cache, ids int [W ≥ 1]): eac
     tape = recorded(model, texts, sum(len(ids) for _, ids in texts), not apart) if len(texts) > 1 else None
     if not tape and (len(texts) == 1 or apart and model.record and not model.cfg.streams):
         return [run_round(model, cache, ids) for cache, ids in texts]
-    if model.experts: model.experts.before()
-    if tape: logits = tape.run(model, texts)
-    else:
-        r = open_together(model, texts)
-        hidden, logits = read_out(model, trunk(model, enter(model, r.ids), r), len(r.ids))
-        for part in r.parts: part.cache.hidden = hidden[part.rows]
-    if model.experts: model.experts.after(len(logits))
+    if not tape: return pass_together(model, open_together(model, texts))
+    logits = tape.run(model, texts)
     for cache, _ in texts: cache.check()
     return [logits[at] for at in slices_of(texts)]
+
+def pass_together(model: Model, r: Round) -> list: # from `open_together` → as of `run_together`
+    "The pass itself, when the round is open."
+    if model.experts: model.experts.before()
+    hidden, logits = read_out(model, trunk(model, enter(model, r.ids), r), len(r.ids))
+    if model.experts: model.experts.after(len(r.ids))
+    for part in r.parts:
+        part.cache.hidden = hidden[part.rows]
+        part.cache.check()
+    return [logits[part.rows] for part in r.parts]
 
 # %% ../nbs/11c_rounds.ipynb #17cd75b0
 @contextmanager
