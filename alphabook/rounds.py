@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ROWS', 'TAPES', 'enter', 'trunk', 'finish', 'head', 'read_out', 'Aim', 'arrays_of', 'bases_of', 'Recorded',
-           'tokens_of', 'slices_of', 'kind_of', 'recorded', 'run_round', 'run_together', 'pass_together', 'prompt_of',
-           'prefill']
+           'tokens_of', 'slices_of', 'kind_of', 'recorded', 'experts_for', 'run_round', 'run_together', 'pass_together',
+           'prompt_of', 'prefill']
 
 # %% ../nbs/11c_rounds.ipynb #b14f0ea6
 import weakref
@@ -162,7 +162,14 @@ def recorded(model: Model, texts: list, # of (cache, ids)
     tapes[key] = tapes.pop(key)                              # those that were not used for long go first
     return tapes[key]
 
-# %% ../nbs/11c_rounds.ipynb #47605f0d
+# %% ../nbs/11c_rounds.ipynb #60b49026
+@contextmanager
+def experts_for(model: Model, rows: int): # of the round inside
+    "A store of experts (chapter 21b), if there is one, does its part before and after."
+    if model.experts: model.experts.before()
+    yield
+    if model.experts: model.experts.after(rows)
+
 def run_round(model: Model, cache: Cache, # what came before, `cache.n` positions
               ids, # int [W ≥ 1]: tokens of consecutive positions from cache.n on
               want: int = None, # logits of the last `want` rows; None: all
@@ -173,36 +180,35 @@ def run_round(model: Model, cache: Cache, # what came before, `cache.n` position
     `cache.hidden`: what an MTP block reads of all W rows, until the next round."""
     want = want or len(ids)
     if hasattr(model, "run_round"): return model.run_round(cache, ids, want)    # rounds of its own, on a GPU
-    if model.experts: model.experts.before()
-    tape = None if route else recorded(model, [(cache, ids)], want, not tail)
-    if tape: logits = tape.run(model, [(cache, ids)])
-    else:
-        x = trunk(model, enter(model, ids), open_round(model, cache, ids, route))
-        cache.hidden, logits = read_out(model, x, want)
-    if model.experts: model.experts.after(len(ids))
+    with experts_for(model, len(ids)):
+        tape = None if route else recorded(model, [(cache, ids)], want, not tail)
+        if tape: logits = tape.run(model, [(cache, ids)])
+        else:
+            x = trunk(model, enter(model, ids), open_round(model, cache, ids, route))
+            cache.hidden, logits = read_out(model, x, want)
     cache.check()
     return logits
 
-# %% ../nbs/11c_rounds.ipynb #146bb340
+# %% ../nbs/11c_rounds.ipynb #c21a0c0f
 def run_together(model: Model, texts: list, # of (cache, ids int [W ≥ 1]): each text's next tokens, as in `run_round`
                  apart: bool = False, # rather rounds of their own than one that is not recorded yet
                  ) -> list: # float32 [W, n_vocab] for each text
     "One pass over rows of several texts, each with a cache of its own; what they leave there is not committed."
     if hasattr(model, "run_together"): return model.run_together(texts)
     if len({id(cache) for cache, _ in texts}) < len(texts): raise ValueError("run_together: one cache for two texts")
-    tape = recorded(model, texts, sum(len(ids) for _, ids in texts), not apart) if len(texts) > 1 else None
+    rows = sum(len(ids) for _, ids in texts)
+    tape = recorded(model, texts, rows, not apart) if len(texts) > 1 else None
     if not tape and (len(texts) == 1 or apart and model.record and not model.cfg.streams):
         return [run_round(model, cache, ids) for cache, ids in texts]
     if not tape: return pass_together(model, open_together(model, texts))
-    logits = tape.run(model, texts)
+    with experts_for(model, rows): logits = tape.run(model, texts)
     for cache, _ in texts: cache.check()
     return [logits[at] for at in slices_of(texts)]
 
 def pass_together(model: Model, r: Round) -> list: # from `open_together` → as of `run_together`
     "The pass itself, when the round is open."
-    if model.experts: model.experts.before()
-    hidden, logits = read_out(model, trunk(model, enter(model, r.ids), r), len(r.ids))
-    if model.experts: model.experts.after(len(r.ids))
+    with experts_for(model, len(r.ids)):
+        hidden, logits = read_out(model, trunk(model, enter(model, r.ids), r), len(r.ids))
     for part in r.parts:
         part.cache.hidden = hidden[part.rows]
         part.cache.check()
