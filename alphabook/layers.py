@@ -43,7 +43,7 @@ def load_tensor(ops, # backend
     if len(tensor.shape) == 3: return ops.load_experts(data, type)
     return ops.load_matrix(data, type, attr in ROWS_ONLY and not (tied and attr == "token_embd"))
 
-# %% ../nbs/11a_layers.ipynb #2e55afd5
+# %% ../nbs/11a_layers.ipynb #61f7a0db
 class Model:
     "A model ready to run: its configuration, a backend, and the weights in that backend's form."
     def __init__(self, mf: ModelFile, # the open file; must stay open
@@ -58,6 +58,7 @@ class Model:
         self.cfg, self.ops, kinds = cfg, backend, [cfg.mixer(i) for i in range(cfg.n_layer)]
         self.kv, self.record = kv, True                      # rounds may be recorded, if the backend can
         self.tapes, self.came = {}, {}                       # recordings; rounds that came, and how often
+        self.taps = ()                                       # layers whose input rounds leave for others (chapter 18)
         self.layers = [SimpleNamespace(index=i, slot=kinds[:i].count(kind)) for i, kind in enumerate(kinds)]
         self.whole, tensors = SimpleNamespace(rope_freqs=None), model_tensors(mf, cfg)
         done, total = 0, sum(t.nbytes for t in tensors.values())
@@ -89,7 +90,7 @@ class Model:
         if self.experts: self.experts.claim(cache)
         return cache
 
-# %% ../nbs/11a_layers.ipynb #ee476509
+# %% ../nbs/11a_layers.ipynb #c4ba3131
 @dataclass
 class Round:
     "What all layers of one pass over W rows share."
@@ -101,6 +102,7 @@ class Round:
     route: object = None # function (layer, router logits [W, E]) → (ids [W, k], weights [W, k]); None: the rule
     parts: list = None # rows of several texts: a Round for each; `cache` and `pos` are theirs then
     rows: slice = None # of a part: where its rows are in the whole
+    taps: list = None # what entered the layers of `model.taps`, float32 [W, n_embd] each
 
 # %% ../nbs/11a_layers.ipynb #f4b5a6f8
 def open_round(model: Model, cache: Cache, # the text so far

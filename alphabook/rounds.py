@@ -18,7 +18,7 @@ from .state import Cache
 from .stream_layers import close_streams, open_streams, stream_block
 from .tape import NotRecordable, address
 
-# %% ../nbs/11c_rounds.ipynb #bc355804
+# %% ../nbs/11c_rounds.ipynb #b7ff2b4e
 ROWS = 2048                                    # embeddings that are remembered
 
 def enter(model: Model, ids, # int [W]
@@ -39,7 +39,11 @@ def trunk(model: Model, x, # float32 [W, n_embd], from `enter`
           r: Round): # float32 [W, n_embd], or [W, streams, n_embd]
     "The residual stream (or streams) after the last layer; what the rows leave in the cache is not committed."
     if model.cfg.streams: x = open_streams(model, x)
-    for layer in model.layers: x = (stream_block if model.cfg.streams else block)(model, layer, x, r)
+    r.taps = []
+    for layer in model.layers:
+        if layer.index in model.taps: r.taps.append(x)
+        x = (stream_block if model.cfg.streams else block)(model, layer, x, r)
+    if len(model.layers) in model.taps: r.taps.append(x)
     return x
 
 # %% ../nbs/11c_rounds.ipynb #430e22b8
@@ -94,7 +98,7 @@ def bases_of(cache: Cache): # int64 [arrays]
     if at not in cache.bases: cache.bases[at] = np.array([address(a) for a in arrays_of(cache)])
     return cache.bases[at]
 
-# %% ../nbs/11c_rounds.ipynb #c32c30e9
+# %% ../nbs/11c_rounds.ipynb #50601155
 class Recorded:
     "A round of so many rows of each of some texts, to be played again and again, for any texts."
     def __init__(self, model: Model, texts: list, # of (cache, ids): with as many positions, and as many rows
@@ -104,7 +108,7 @@ class Recorded:
             r = open_round(model, *texts[0]) if len(texts) == 1 else open_together(model, texts)
             self.positions = r.positions
             self.hidden, self.logits = read_out(model, trunk(model, self.x, r), want)
-        self.left, self.users = [(cache.rows, cache.steps) for cache, _ in texts], []   # arrays that the tape fills
+        self.left, self.taps, self.users = [(cache.rows, cache.steps) for cache, _ in texts], r.taps, []   # arrays
         self.aim = Aim(self.tape, [a for cache, _ in texts for a in arrays_of(cache)])
 
     def run(self, model: Model, texts: list): # as recorded → float32 [want, n_vocab]
@@ -116,8 +120,8 @@ class Recorded:
         self.aim(np.concatenate([bases_of(cache) for cache, _ in texts]))
         self.tape.play()
         for (cache, ids), (rows, steps), at in zip(texts, self.left, slices_of(texts)):
-            cache.rows, cache.steps = list(rows), list(steps)
-            cache.written[:], cache.hidden = cache.n + len(ids), self.hidden[at].copy()
+            cache.rows, cache.steps, cache.written[:] = list(rows), list(steps), cache.n + len(ids)
+            cache.hidden, cache.taps = self.hidden[at].copy(), [x[at].copy() for x in self.taps]
         self.users = [(weakref.ref(cache), cache.rows) for cache, _ in texts]
         return self.logits.copy()
 
@@ -137,7 +141,7 @@ def slices_of(texts: list) -> list:
     ends = np.cumsum([len(ids) for _, ids in texts]).tolist()
     return [slice(end - len(ids), end) for end, (_, ids) in zip(ends, texts)]
 
-# %% ../nbs/11c_rounds.ipynb #9af74f6e
+# %% ../nbs/11c_rounds.ipynb #b1247241
 TAPES = dict(text=24, prompt=12, joint=16)     # most recordings that a model keeps of each kind
 
 def kind_of(texts: list, want: int) -> str:
@@ -150,7 +154,7 @@ def recorded(model: Model, texts: list, # of (cache, ids)
     look at values, or can't be recorded."""
     if model.cfg.streams or not (model.record and hasattr(model.ops, "recording")): return None
     kind, tapes, came = kind_of(texts, want), model.tapes, model.came
-    key = kind, want, *((cache.n_ctx, cache.kv, len(ids)) for cache, ids in texts)
+    key = kind, want, model.taps, *((cache.n_ctx, cache.kv, len(ids)) for cache, ids in texts)
     if key not in tapes or tapes[key].ops is not model.ops:
         if len(came) > 4096: came.clear()
         came[key] = came.get(key, 0) + 1
@@ -162,7 +166,7 @@ def recorded(model: Model, texts: list, # of (cache, ids)
     tapes[key] = tapes.pop(key)                              # those that were not used for long go first
     return tapes[key]
 
-# %% ../nbs/11c_rounds.ipynb #60b49026
+# %% ../nbs/11c_rounds.ipynb #ea1a9e91
 @contextmanager
 def experts_for(model: Model, rows: int): # of the round inside
     "A store of experts (chapter 21b), if there is one, does its part before and after."
@@ -177,19 +181,21 @@ def run_round(model: Model, cache: Cache, # what came before, `cache.n` position
               tail: bool = False, # the last rows of a prompt: recorded only if as many come again
               ): # float32 [want, n_vocab]
     """One pass of W rows; what they leave in the cache lies behind the committed positions, and is not committed.
-    `cache.hidden`: what an MTP block reads of all W rows, until the next round."""
+    `cache.hidden`: what an MTP block reads of all W rows, `cache.taps`: what entered the layers of `model.taps`, both
+    until the next round."""
     want = want or len(ids)
     if hasattr(model, "run_round"): return model.run_round(cache, ids, want)    # rounds of its own, on a GPU
     with experts_for(model, len(ids)):
         tape = None if route else recorded(model, [(cache, ids)], want, not tail)
         if tape: logits = tape.run(model, [(cache, ids)])
         else:
-            x = trunk(model, enter(model, ids), open_round(model, cache, ids, route))
+            r = open_round(model, cache, ids, route)
+            x, cache.taps = trunk(model, enter(model, ids), r), r.taps
             cache.hidden, logits = read_out(model, x, want)
     cache.check()
     return logits
 
-# %% ../nbs/11c_rounds.ipynb #c21a0c0f
+# %% ../nbs/11c_rounds.ipynb #69372e67
 def run_together(model: Model, texts: list, # of (cache, ids int [W ≥ 1]): each text's next tokens, as in `run_round`
                  apart: bool = False, # rather rounds of their own than one that is not recorded yet
                  ) -> list: # float32 [W, n_vocab] for each text
@@ -210,7 +216,7 @@ def pass_together(model: Model, r: Round) -> list: # from `open_together` → as
     with experts_for(model, len(r.ids)):
         hidden, logits = read_out(model, trunk(model, enter(model, r.ids), r), len(r.ids))
     for part in r.parts:
-        part.cache.hidden = hidden[part.rows]
+        part.cache.hidden, part.cache.taps = hidden[part.rows], [x[part.rows] for x in r.taps]
         part.cache.check()
     return [logits[part.rows] for part in r.parts]
 
