@@ -57,15 +57,15 @@ def size(text: str) -> int: # such as "16GiB", "500MB" or "1e9"
     power = "bkmgt".index(m[2].lower()) if m[2] else 0
     return int(number*(1024 if m[3] else 1000)**power)
 
-# %% ../nbs/28_cli.ipynb #9a6bdc82
+# %% ../nbs/28_cli.ipynb #25038b93
 def engine_flags(p: Parser,
                  several: bool = False): # more than one model can be given
     "The flags that every command with an engine shares."
     p.add_argument("-m", "--model", action="append" if several else "store",
                    help="GGUF file (any shard) or the name of a fetched model" + "; may be repeated"*several)
     p.add_argument("--mode", default="exact", help="exact (default), plain (exact, no drafts) or fast")
-    p.add_argument("--drafter", default="auto", help="what drafts: auto (default), mtp, copy or none")
-    p.add_argument("--draft-model", metavar="FILE", help="GGUF file with an MTP block for the model")
+    p.add_argument("--drafter", default="auto", help="what drafts: auto (default), mtp, copy, block or none")
+    p.add_argument("--draft-model", metavar="FILE", help="GGUF file with an MTP block or a block drafter for the model")
     p.add_argument("--device", default="auto", help="auto, cpu, cuda or numpy (the slow specification)")
     p.add_argument("--ctx", type=int, metavar="N", help="context length; default: what the model was trained for")
     p.add_argument("--threads", type=int, metavar="N", help="CPU threads; default: all cores")
@@ -463,11 +463,11 @@ def bench_command(args, threads: int) -> str: # without paths of this machine
     rest = f"{fast_flags(args)}--passes {args.passes} --threads {threads} --widths {args.widths}"
     return f"alphabook bench{models}{peer} {rest}{cold}{f' --topic {args.topic}' if args.topic else ''}"
 
-# %% ../nbs/28_cli.ipynb #438b384e
+# %% ../nbs/28_cli.ipynb #725593e1
 def bench_drafts(args, threads: int) -> dict: # of the published schema
     "bench with --sets"
     engine = load_engine(args, args.model[0] if args.model else None)
-    drafters = ["mtp", "copy", "auto"] if engine.cfg.n_mtp or args.draft_model else ["copy", "auto"]
+    drafters = [*["mtp"]*bool(engine.cfg.n_mtp or engine.draft_file), "copy", *["block"]*may_block(engine), "auto"]
     arms = args.arms.split(",") if args.arms else ["plain", *drafters]
     model = f" -m {engine.mf.path.name}" if args.model else ""
     split = "" if args.split == "test" else f" --split {args.split}"
