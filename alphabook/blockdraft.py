@@ -6,7 +6,7 @@
 __all__ = ['HOPE', 'REFUSED', 'DraftConfig', 'draft_shapes', 'read_taps', 'read_windows', 'load_draft_config', 'check_draft',
            'load_draft', 'absorb', 'block_attention', 'block_rows']
 
-# %% ../nbs/18_blockdraft.ipynb #68bbbee1
+# %% ../nbs/18_blockdraft.ipynb #28d9621d
 import copy
 import reprlib
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ import numpy as np
 from .architecture import FAMILIES
 from .config import Keys, ModelConfig, check_shape, read_rope, read_sizes
 from .elementary import rope_steps
+from .kv import EXACT_KV
 from .layers import Model, Round, dense, load_tensor, project_heads, short_name
 from .modelfile import GGUFError, ModelFile
 
@@ -105,13 +106,13 @@ def check_draft(mf: ModelFile, cfg: DraftConfig):
         raise GGUFError(f"{mf.path}: tensor {reprlib.repr(extra[0])}: is no part of a block drafter as known here "
                         f"({len(extra)} such tensors)")
 
-# %% ../nbs/18_blockdraft.ipynb #aea4eab0
+# %% ../nbs/18_blockdraft.ipynb #1ace86e6
 def load_draft(model: Model, # the trunk, whose rounds leave the taps from now on
                side: ModelFile, # the drafter's file; must stay open
                ) -> Model: # the drafter's layers; `draft` is its DraftConfig
     "A block drafter for a model. GGUFError if the file isn't one for it."
     cfg, own = load_draft_config(side, model.cfg), copy.copy(model)
-    own.cfg, own.draft, own.experts, own.taps = cfg.layers, cfg, None, ()
+    own.cfg, own.draft, own.experts, own.taps, own.kv = cfg.layers, cfg, None, (), EXACT_KV
     own.layers = [SimpleNamespace(index=i, slot=i) for i in range(cfg.layers.n_layer)]
     own.whole = copy.copy(model.whole)
     for name in draft_shapes(cfg):

@@ -10,7 +10,7 @@ __all__ = ['EXAMPLES', 'SLOW_START', 'PROOFS', 'SERVED', 'Parser', 'size', 'engi
            'cmd_compare', 'check_bench', 'check_out', 'fast_flags', 'bench_command', 'bench_drafts', 'cmd_bench',
            'finish_bench', 'check_serve', 'cmd_serve', 'cmd_quality', 'cmd_quantize', 'main', 'serve_main']
 
-# %% ../nbs/28_cli.ipynb #d69332d2
+# %% ../nbs/28_cli.ipynb #9c1b6dd7
 import argparse
 import json
 import os
@@ -29,7 +29,7 @@ from .config import load_config
 from .cpu_streams import set_threads
 from .doctor import examine, report
 from .drafts import bench_sets, check_sets, sets_table
-from .engine import BACKENDS, Engine, Generation, check_flags, load_model, pick_backend, run
+from .engine import BACKENDS, Engine, Generation, check_flags, load_model, may_block, pick_backend, run
 from .experts import add_ranking, record_trace, save_trace
 from .fetch import MODELS, fetch, resolve_model
 from .judging import check_quality, quality_flags, quantize_flags, run_quality
@@ -398,7 +398,7 @@ def print_arms(result: dict): # from `compare_model`
     print(f"{result['comparisons']} comparisons, {result['mismatches']} mismatches")
     if first: print(f"first: {first['arm']}, {first.get('error') or first['position']}; {first['place']}")
 
-# %% ../nbs/28_cli.ipynb #6bc90cd5
+# %% ../nbs/28_cli.ipynb #d550f06e
 def cmd_compare(args) -> int:
     "alphabook compare"
     check_flags(args.mode, args.drafter, args.kv)
@@ -411,7 +411,8 @@ def cmd_compare(args) -> int:
         if not all(prompts): raise ValueError("-p: a prompt is empty")
         n = 2*max(widths) if args.all else 48
         result = compare_model(mf, cfg, prompts, widths, n, args.all, args.threads, device, kv=parse_kv(args.kv),
-                               progress=lambda arm, i: say(f"prompt {i + 1} of {len(prompts)}: {arm}"))
+                               progress=lambda arm, i, left: say(f"prompt {i + 1} of {len(prompts)}: {arm}" +
+                                                                 (f", {left/60:.1f} min left" if left else "")))
     if args.json: print(json.dumps(result))
     else: print_arms(result)
     return 0 if passed(result) else 1

@@ -241,7 +241,7 @@ class Matrix:
         self.tiles, self.type, self.R, self.K = tiles, type, R, K
         if tiles.data_ptr() % 16: raise ValueError("tiles must begin at a multiple of 16 bytes")
 
-# %% ../nbs/10f_gpu_products.ipynb #6e400fba
+# %% ../nbs/10f_gpu_products.ipynb #7eae1de1
 @dataclass(frozen=True)
 class Plan:
     "How a product is launched."
@@ -265,14 +265,11 @@ def plan(type: str, # a quantized type
     "Columns, tiles and programs for W rows with T × NB tiles: as measured on an H200."
     heavy = packing(type).group == 16                              # twice the tensor work and more registers
     if W > 16 and NB > 8: return Plan(32, 3, 4, 4, 0, 3)
-    wasted = -NB % 16/NB                                           # by a pass that is not full
     RT = max(1, 8//power(NB)) if NB <= 4 else 1
     if W > 8 and NB > 8: C, programs = (4, 396) if heavy or T >= 512 else (8, 132)
     elif NB <= 8: C, programs = power(NB), 132 if T <= 264 or W > 8 else 264
-    elif NB <= 16: C, programs = 16, 132
-    elif heavy and not wasted: C, RT, programs = 8, 2, 132
-    elif heavy or wasted > 0.35: C, RT, programs = (4, 1, 528) if T <= 528 else (4, 2, 264)
-    else: C, programs = 16, 132
+    elif NB <= 16 and not heavy: C, programs = 16, 132
+    else: C, programs = (4, 528) if T >= 1024 else (8, 264)
     return Plan(8, C, RT, C*RT, min(-(-T//RT), programs), 2 if W > 8 else 0 if NB <= C else 1)
 
 # %% ../nbs/10f_gpu_products.ipynb #27d13800

@@ -6,7 +6,7 @@
 __all__ = ['ROWS_ONLY', 'short_name', 'load_tensor', 'Model', 'Round', 'open_round', 'open_together', 'each_text',
            'project_heads', 'attention_mixer', 'gate_inputs', 'gdn_mixer', 'mixer', 'dense', 'mixture', 'ffn', 'block']
 
-# %% ../nbs/11a_layers.ipynb #3dad3bcb
+# %% ../nbs/11a_layers.ipynb #22045c17
 import math
 import re
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ import numpy as np
 from .blocks import decode
 from .config import ModelConfig, model_tensors
 from .elementary import rope_steps
-from .kv import EXACT_KV
+from .kv import EXACT_KV, row_shape
 from .modelfile import ModelFile
 from .state import Cache
 
@@ -43,7 +43,7 @@ def load_tensor(ops, # backend
     if len(tensor.shape) == 3: return ops.load_experts(data, type)
     return ops.load_matrix(data, type, attr in ROWS_ONLY and not (tied and attr == "token_embd"))
 
-# %% ../nbs/11a_layers.ipynb #6f4dde17
+# %% ../nbs/11a_layers.ipynb #1733059f
 class Model:
     "A model ready to run: its configuration, a backend, and the weights in that backend's form."
     def __init__(self, mf: ModelFile, # the open file; must stay open
@@ -51,11 +51,12 @@ class Model:
                  backend, # module of operations: `alphabook.streams` or `alphabook.cpu_streams`
                  progress = None, # called with (bytes loaded, bytes in all) after each tensor
                  experts = None, # what holds the experts instead (chapter 21b)
+                 kv: tuple = EXACT_KV, # types of keys and values (chapter 02d)
                  ):
+        for kind in kv: row_shape(kind, cfg.head_dim)        # ValueError if heads don't fit
         self.experts = experts
         self.cfg, self.ops, kinds = cfg, backend, [cfg.mixer(i) for i in range(cfg.n_layer)]
-        self.kv = EXACT_KV                                   # types of keys and values (chapter 02d)
-        self.record = True                                   # rounds may be recorded, if the backend can
+        self.kv, self.record = kv, True                      # rounds may be recorded, if the backend can
         self.taps = ()                                       # layers whose input rounds leave for others (chapter 18)
         self.layers = [SimpleNamespace(index=i, slot=kinds[:i].count(kind)) for i, kind in enumerate(kinds)]
         self.whole, tensors = SimpleNamespace(rope_freqs=None), model_tensors(mf, cfg)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROWS', 'TAPES', 'enter', 'trunk', 'finish', 'head', 'read_out', 'exchanged', 'Recorded', 'recorded', 'run_round',
-           'run_together', 'prompt_of', 'prefill']
+           'run_together', 'pass_together', 'prompt_of', 'prefill']
 
 # %% ../nbs/11c_rounds.ipynb #9a2e4635
 import copy
@@ -151,13 +151,16 @@ def run_round(model: Model, cache: Cache, # what came before, `cache.n` position
     cache.check()
     return logits
 
-# %% ../nbs/11c_rounds.ipynb #b787450a
+# %% ../nbs/11c_rounds.ipynb #fe475aa8
 def run_together(model: Model, texts: list, # of (cache, ids int [W ≥ 1]): each text's next tokens, as in `run_round`
                  ) -> list: # float32 [W, n_vocab] for each text
     "One pass over rows of several texts, each with a cache of its own; what they leave there is not committed."
     if hasattr(model, "run_together"): return model.run_together(texts)
+    return pass_together(model, open_together(model, texts))
+
+def pass_together(model: Model, r: Round) -> list: # from `open_together` → as of `run_together`
+    "The pass itself, when the round is open."
     if model.experts: model.experts.before()
-    r = open_together(model, texts)
     hidden, logits = read_out(model, trunk(model, enter(model, r.ids), r), len(r.ids))
     if model.experts: model.experts.after(len(r.ids))
     for part in r.parts:
