@@ -223,7 +223,7 @@ class Session:
         hidden = getattr(self.cache, "hidden", None) if self.hosted else None               # a GPU keeps it
         self.policy.committed(self.cache.ids[:self.cache.n], hidden, prompt)
 
-# %% ../nbs/23_engine.ipynb #738ad897
+# %% ../nbs/23_engine.ipynb #3ac8c718
 class Engine:
     "A loaded model: `stream` and `generate` text with it."
     def __init__(self, mf: ModelFile, device: str, mode: str, n_ctx: int = None, progress = None,
@@ -232,8 +232,11 @@ class Engine:
         check_float_mode()
         self.mf, self.cfg, self.device, self.mode = mf, load_config(mf), device, mode
         self.drafter, self.block, self.prices, self.spare = drafter, None, None, []
-        whole = is_block(draft_file)
-        self.draft_file, self.block_file, self.draft_block = None if whole else draft_file, whole and draft_file, None
+        whole = is_block(draft_file) or drafter == "block"
+        if is_block(draft_file) and drafter == "mtp":
+            raise ValueError(f"--drafter mtp has no use for {draft_file.path}, a block drafter: use --drafter block")
+        self.draft_file, self.block_file = (None, draft_file) if whole else (draft_file, None)
+        self.draft_block = None                 # of the block drafter, when it is loaded
         self.tokenizer = Tokenizer.from_meta(mf.meta, str(mf.path))
         self.n_ctx = min(n_ctx or self.cfg.n_ctx, self.cfg.n_ctx)
         self.model, self.kv = load_model(mf, self.cfg, device, progress, ram, say, kv), kv

@@ -190,7 +190,7 @@ class Pace:
 
     def __call__(self) -> float: return self.tokens/self.seconds
 
-# %% ../nbs/17_policy.ipynb #abb6c197
+# %% ../nbs/17_policy.ipynb #45294bff
 SHORT, SURE, FIRM = 6, 12, 0.9                 # a match that must win clearly; one that is sure, and a rate that is
 MARGIN = 0.1                                   # tokens that drafts must be expected to bring, for what is not counted
 HOPES = 0.89, 0.86, 0.85                       # how often a good block's guesses are right (Strata)
@@ -221,7 +221,7 @@ class Auto:
         if not callable(prices): self.begin(prices)
 
     def begin(self, prices: Prices):
-        "Now the prices are known. Of two blocks the one that promises more stays; one that promises little rests first."
+        "Now the prices are known: of two blocks the one that promises more stays, and rests first if that is little."
         self.prices, one, part = prices, prices.seconds[1], 2*prices.guess
         self.plain, best = 1.2*one, promise(self.mtp, prices)  # of a round without drafts, with everything around it
         if self.mtp and self.mtp.name == "block" or self.block and promise(self.block, prices) > best:
