@@ -2500,6 +2500,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'alphabook.teaching.delta_step': ('teaching.html#delta_step', 'alphabook/teaching.py'),
                                     'alphabook.teaching.export_block': ('teaching.html#export_block', 'alphabook/teaching.py'),
                                     'alphabook.teaching.first_block': ('teaching.html#first_block', 'alphabook/teaching.py'),
+                                    'alphabook.teaching.load_pupil': ('teaching.html#load_pupil', 'alphabook/teaching.py'),
                                     'alphabook.teaching.load_weights': ('teaching.html#load_weights', 'alphabook/teaching.py'),
                                     'alphabook.teaching.right_lengths': ('teaching.html#right_lengths', 'alphabook/teaching.py'),
                                     'alphabook.teaching.save_pupil': ('teaching.html#save_pupil', 'alphabook/teaching.py'),

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['delta_step', 'Writer', 'load_weights', 'write_texts', 'BlockConfig', 'block_shapes', 'first_block', 'block_conv',
            'block_mask', 'block_layer', 'turned', 'block_states', 'selector_bias', 'block_loss', 'block_guesses',
-           'Lesson', 'Pupil', 'right_lengths', 'block_keys', 'export_block', 'write_library', 'save_pupil', 'teach']
+           'Lesson', 'Pupil', 'right_lengths', 'block_keys', 'export_block', 'write_library', 'save_pupil',
+           'load_pupil', 'teach']
 
 # %% ../nbs/29f_teaching.ipynb #525fd55f
 import json
@@ -378,12 +379,16 @@ def write_library(w: dict, c: MiniConfig, corpus: np.ndarray, taps: tuple, secon
         found.append((ids, kept, torch.full((batch,), n, device=device)))
     return tuple(torch.cat(parts) for parts in zip(*found))
 
-# %% ../nbs/29f_teaching.ipynb #9e5f761a
+# %% ../nbs/29f_teaching.ipynb #7d0f3389
 def save_pupil(path: Path, pupil: Pupil, scale: Tensor):
-    "Weights for residuals as they are: those it learned from were multiplied by `scale`, (taps,)."
-    w = {name: x.detach().cpu() for name, x in pupil.w.items()}
-    w['fc.weight'] = (w['fc.weight'].unflatten(1, (len(scale), -1)) * scale.cpu()[:, None]).flatten(1)
-    torch.save(w, path)
+    "Weights, as float16 that the file may be small, and what residuals were multiplied by, (taps,)."
+    torch.save({'w': {name: x.detach().half().cpu() for name, x in pupil.w.items()}, 'scale': scale.float().cpu()}, path)
+
+def load_pupil(path: Path) -> dict[str, Tensor]:
+    "Weights for residuals as they are."
+    state = torch.load(path)
+    w, scale = {name: x.float() for name, x in state['w'].items()}, state['scale']
+    return w | {'fc.weight': (w['fc.weight'].unflatten(1, (len(scale), -1)) * scale[:, None]).flatten(1)}
 
 # %% ../nbs/29f_teaching.ipynb #55e1a7b7
 def teach(model: Path, corpus: np.ndarray, out: Path, variants: dict, lesson: Lesson, write: float, learn: float,

@@ -1,16 +1,26 @@
 """The block drafter through the engine: texts are those of plain decoding, greedy and sampled, and files are held
 against their models. The drafter of these tests has random weights; how good the trained one is, others measure."""
+import hashlib
+import runpy
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+import alphabook.cpu_streams as cpu_backend
+import alphabook.streams as numpy_backend
 from alphabook.architecture import FAMILIES, ModelConfig
-from alphabook.blockdraft import DraftConfig, draft_shapes, load_draft_config
+from alphabook.blockdraft import DraftConfig, block_rows, draft_shapes, load_draft, load_draft_config
+from alphabook.blockdrafter import run_absorb
 from alphabook.blocks import random_blocks
 from alphabook.config import load_config
 from alphabook.engine import Engine, Generation, run
+from alphabook.layers import Model, open_round
 from alphabook.modelfile import GGUFError, ModelFile, write_gguf
+from alphabook.rounds import enter, head, run_round
 from alphabook.synth import synth
 
+GOLDEN = Path(__file__).parent/"golden"
 
 def write_draft(path, trunk, block=6, taps=(1, 2), **keys):
     "A block drafter of random weights for a model."
@@ -111,3 +121,33 @@ def test_what_a_file_says_is_held_against_the_model(paths, tmp_path, keys, said)
     with ModelFile(paths[0]) as mf: trunk = load_config(mf)
     with ModelFile(write_draft(tmp_path/"d.gguf", trunk, **keys)) as mf, pytest.raises(GGUFError, match=said):
         load_draft_config(mf, trunk)
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    "The pair that llama.cpp ran, made again, and what it said."
+    runpy.run_path(str(GOLDEN/"record_dflash.py"))["make"](work := tmp_path_factory.mktemp("dflash"))
+    seen = np.load(GOLDEN/"dflash.npz")
+    made = [hashlib.sha256((work/f"{n}.gguf").read_bytes()).hexdigest() for n in ("target", "draft")]
+    if made != seen["sha256"].tolist(): pytest.skip("the files can't be made again with this numpy")
+    return work, seen
+
+def cosines(a, b):
+    a, b = np.float64(a), np.float64(b)
+    return (a*b).sum(-1)/np.sqrt((a*a).sum(-1)*(b*b).sum(-1))
+
+@pytest.mark.parametrize("backend", [cpu_backend, numpy_backend], ids=["cpu", "numpy"])
+def test_taps_and_blocks_are_llama_cpp_s(recorded, backend):
+    "Two layers, one with a window shorter than the text; the drafter brings embedding and head. Keys are float16 here."
+    work, seen = recorded
+    with ModelFile(work/"target.gguf") as mf, ModelFile(work/"draft.gguf") as side:
+        model = Model(mf, load_config(mf), backend)
+        own, ids, n = load_draft(model, side), seen["ids"], len(seen["taps"])
+        cache = model.new_cache(64)
+        run_round(model, cache, ids[:n])
+        taps = np.concatenate(cache.taps, 1)
+        assert cosines(taps, seen["taps"]).min() > 1 - 1e-6
+        mine = own.new_cache(64)
+        run_absorb(own, mine, seen["taps"])
+        r = open_round(own, mine, seen["block"])
+        rows = block_rows(own, enter(own, seen["block"]), r, np.full(len(seen["block"]), r.positions[-1]))
+        assert cosines(head(own, rows), seen["logits"]).min() > 1 - 1e-6
