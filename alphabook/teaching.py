@@ -8,7 +8,7 @@ __all__ = ['delta_step', 'Writer', 'load_weights', 'write_texts', 'BlockConfig',
            'Lesson', 'Pupil', 'right_lengths', 'block_keys', 'export_block', 'write_library', 'save_pupil',
            'load_pupil', 'teach']
 
-# %% ../nbs/29f_teaching.ipynb #525fd55f
+# %% ../nbs/29f_teaching.ipynb #345a72c9
 import json
 import math
 import time
@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import alphabook.scales  # the writers of K-quants
 from .blocks import decode, quantize
 from .mini import MiniConfig, attention_layer, layer_weights, mixture, rms, rope_tables, rotate, unit
 from .modelfile import ModelFile, write_gguf
@@ -347,14 +348,14 @@ def block_keys(c: BlockConfig) -> dict:
         keys |= {'selector_rank': c.rank, 'selector_top_k': c.top_k}
     return {f'dflash.{key}': value for key, value in keys.items()}
 
-# %% ../nbs/29f_teaching.ipynb #bfeb8c94
+# %% ../nbs/29f_teaching.ipynb #0fa5e113
 def export_block(path, w: dict[str, Tensor], c: BlockConfig, meta: dict):
     "Write a drafter as a GGUF file; meta: general.* and tokenizer.* keys besides."
     tensors = []
     for name, x in w.items():
         x = x.detach().float().cpu().numpy()
-        type = 'Q8_0' if x.ndim == 2 and 'proj' not in name and x.shape[-1] % 32 == 0 else 'F32'
-        data = quantize(x, type) if type == 'Q8_0' else np.ascontiguousarray(x)
+        type = 'F32' if x.ndim != 2 or 'proj' in name or x.shape[-1] % 32 else 'Q8_0' if x.shape[-1] % 256 else 'Q6_K'
+        data = np.ascontiguousarray(x) if type == 'F32' else quantize(x, type)
         tensors.append((name, x.shape, type, data))
     head = {'general.architecture': 'dflash', 'general.type': 'model', 'general.file_type': 7,
             'general.quantization_version': 2, 'tokenizer.ggml.mask_token_id': c.mask_id}
