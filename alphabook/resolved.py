@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['ROLES', 'FREE', 'COMING', 'FIXED', 'PIECES', 'MARGIN', 'LOGGED', 'TURNS', 'CHUNK', 'joins_shared', 'parts_of',
            'tile_bytes', 'Bank', 'device_bytes', 'slots_for', 'k_resolve', 'k_join', 'hand_over', 'Box', 'ExpertStore',
-           'make_banks', 'make_slots', 'choose_first', 'load', 'answer_tape', 'program_for', 'connect', 'resolve',
-           'before', 'fail', 'ask', 'told', 'learn', 'decide', 'enter', 'bring', 'over']
+           'make_banks', 'make_slots', 'choose_first', 'load', 'load_near', 'shuffle', 'answer_tape', 'program_for',
+           'connect', 'resolve', 'before', 'fail', 'ask', 'told', 'learn', 'decide', 'enter', 'bring', 'over']
 
 # %% ../nbs/20b_resolved.ipynb #88f307b3
 import weakref
@@ -262,7 +262,7 @@ def choose_first(self: ExpertStore):
 
 ExpertStore.make_slots, ExpertStore.choose_first = make_slots, choose_first
 
-# %% ../nbs/20b_resolved.ipynb #72d51e9f
+# %% ../nbs/20b_resolved.ipynb #d1672027
 def load(self: ExpertStore, layer, # SimpleNamespace of `GpuModel`
          rest: dict): # {short name: tensor}; what is loaded is taken out
     "A layer's experts: those with slots to the device, all of them to RAM."
@@ -278,14 +278,24 @@ def load(self: ExpertStore, layer, # SimpleNamespace of `GpuModel`
         self.where[layer.index, self.E], bank.owner[bank.next_fixed] = bank.next_fixed, FIXED
         bank.next_fixed += 1
     layer.experts, layer.ffn_down_exps = bank.experts[:-1], bank.experts[-1]
-    near = SimpleNamespace(index=layer.index, stacks=[cpu_experts.load_experts(*flat(t[f"ffn_{r}_exps"])) for r in ROLES])
-    names = [f"ffn_{r}_exps_bias" for r in ROLES]
-    near.biases = [decode(t[n].data, t[n].type.name).reshape(t[n].shape) if n in t else None for n in names]
-    near.k = self.cfg.n_used + layer.with_shared
-    self.cpu[layer.index] = near
+    if layer.index not in self.cpu: self.cpu[layer.index] = self.load_near(layer, t)
     for name in [f"ffn_{r}_exps" for r in ROLES] + [f"ffn_{r}_shexp" for r in ROLES if layer.with_shared]: del rest[name]
 
-ExpertStore.load = load
+def load_near(self: ExpertStore, layer, t: dict): # as of `load` → what the workers need
+    "A layer's experts in RAM, packed or in the mapped file (chapter 09f)."
+    names = [f"ffn_{r}_exps_bias" for r in ROLES]
+    biases = [decode(t[n].data, t[n].type.name).reshape(t[n].shape) if n in t else None for n in names]
+    stacks = [cpu_experts.load_experts(*flat(t[f"ffn_{r}_exps"])) for r in ROLES]
+    return SimpleNamespace(index=layer.index, k=self.cfg.n_used + layer.with_shared, stacks=stacks, biases=biases)
+
+def shuffle(self: ExpertStore, rng):
+    "Put random experts out, for a test; they may come back."
+    for b in self.banks:
+        for slot in rng.permutation(len(b.owner))[:len(b.owner)//2]:
+            if b.owner[slot] >= 0:
+                self.where[divmod(int(b.owner[slot]), self.E)], b.owner[slot], self.fresh = -1, FREE, True
+
+ExpertStore.load, ExpertStore.load_near, ExpertStore.shuffle = load, load_near, shuffle
 
 # %% ../nbs/20b_resolved.ipynb #e5f931d6
 def answer_tape(self: ExpertStore, near, W: int, n: int): # a layer's; rows; of one row: experts that are missing
