@@ -398,7 +398,7 @@ def print_arms(result: dict): # from `compare_model`
     print(f"{result['comparisons']} comparisons, {result['mismatches']} mismatches")
     if first: print(f"first: {first['arm']}, {first.get('error') or first['position']}; {first['place']}")
 
-# %% ../nbs/28_cli.ipynb #6bc90cd5
+# %% ../nbs/28_cli.ipynb #d550f06e
 def cmd_compare(args) -> int:
     "alphabook compare"
     check_flags(args.mode, args.drafter, args.kv)
@@ -411,7 +411,8 @@ def cmd_compare(args) -> int:
         if not all(prompts): raise ValueError("-p: a prompt is empty")
         n = 2*max(widths) if args.all else 48
         result = compare_model(mf, cfg, prompts, widths, n, args.all, args.threads, device, kv=parse_kv(args.kv),
-                               progress=lambda arm, i: say(f"prompt {i + 1} of {len(prompts)}: {arm}"))
+                               progress=lambda arm, i, left: say(f"prompt {i + 1} of {len(prompts)}: {arm}" +
+                                                                 (f", {left/60:.1f} min left" if left else "")))
     if args.json: print(json.dumps(result))
     else: print_arms(result)
     return 0 if passed(result) else 1

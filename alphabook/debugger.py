@@ -74,7 +74,7 @@ class Announced(list):
             yield part
         self.tell(None)
 
-# %% ../nbs/12b_debugger.ipynb #ad3f763d
+# %% ../nbs/12b_debugger.ipynb #0d4ddc37
 class Tracer:
     "Shows results of a model's operations, for rows of a given text."
     def __init__(self, model, ids, # the text
@@ -118,10 +118,8 @@ class Tracer:
         self.begin(texts)
         r = open_together(self.inner, texts)
         r.parts = Announced(r.parts, self.tell)
-        x = rounds.trunk(self.inner, rounds.enter(self.inner, r.ids), r)
-        logits = rounds.head(self.inner, rounds.finish(self.inner, x))
-        self.at = None
-        return [logits[part.rows] for part in r.parts]
+        try: return rounds.pass_together(self.inner, r)
+        finally: self.at = None
 
 # %% ../nbs/12b_debugger.ipynb #274e3cc8
 class Found(Exception):

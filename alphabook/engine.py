@@ -9,7 +9,7 @@ __all__ = ['COLOURS', 'BACKENDS', 'SPACING', 'NEAR', 'CHECKPOINT_BYTES', 'AUTO_O
            'spoken', 'weights_of', 'chosen', 'ahead', 'leading', 'handed_out', 'turning', 'bringing', 'borrowed', 'run',
            'hashing', 'told', 'stream', 'generate']
 
-# %% ../nbs/23_engine.ipynb #75c4cfcd
+# %% ../nbs/23_engine.ipynb #758a4591
 import hashlib
 import html
 import time
@@ -25,7 +25,7 @@ from .config import ModelConfig, load_config
 from .copying import CopyDrafter
 from .elementary import check_float_mode
 from .fetch import resolve_model
-from .kv import EXACT_KV, parse_kv, row_shape
+from .kv import EXACT_KV, parse_kv
 from .layers import Model
 from .modelfile import ModelFile
 from .mtp import MtpDrafter, load_block
@@ -112,7 +112,7 @@ class Token:
 # %% ../nbs/23_engine.ipynb #2f98853b
 BACKENDS = {"cpu": cpu_backend, "numpy": numpy_backend}
 
-# %% ../nbs/23_engine.ipynb #3cbad19d
+# %% ../nbs/23_engine.ipynb #7dd30ed6
 def pick_backend(device: str, # auto, cpu, cuda or numpy
                  ) -> str: # cpu, cuda or numpy
     "The device that will be used. `ValueError` for one that can't be."
@@ -123,14 +123,15 @@ def pick_backend(device: str, # auto, cpu, cuda or numpy
     return "cpu" if lacks else "cuda"
 
 def load_model(mf: ModelFile, cfg: ModelConfig, device: str, progress = None, # device: from `pick_backend`
-               ram: int = None, say = None): # bytes for all of it; called with a line about experts → model
+               ram: int = None, say = None, # bytes for all of it; called with a line about experts
+               kv: tuple = EXACT_KV): # types of keys and values → model
     "The weights in the form that a device wants. ValueError if they don't fit."
     store = None
     if ram and device == "cpu":
         if cfg.n_expert: store = Store(mf, cfg, ram, say=say)
         elif (least := fixed_bytes(mf, cfg)) > ram:
             raise ValueError(f"--ram {ram:,}: each token reads {least:,} bytes here; only mixtures can do with less")
-    if device in BACKENDS: return Model(mf, cfg, BACKENDS[device], progress, store)
+    if device in BACKENDS: return Model(mf, cfg, BACKENDS[device], progress, store, kv)
     from alphabook.gpu_verdicts import GpuModel
     return GpuModel(mf, cfg, progress)
 
@@ -220,7 +221,7 @@ class Session:
         hidden = getattr(self.cache, "hidden", None) if self.hosted else None               # a GPU keeps it
         self.policy.committed(self.cache.ids[:self.cache.n], hidden, prompt)
 
-# %% ../nbs/23_engine.ipynb #7d20a877
+# %% ../nbs/23_engine.ipynb #799563b4
 class Engine:
     "A loaded model: `stream` and `generate` text with it."
     def __init__(self, mf: ModelFile, device: str, mode: str, n_ctx: int = None, progress = None,
@@ -231,9 +232,7 @@ class Engine:
         self.drafter, self.draft_file, self.block, self.prices, self.spare = drafter, draft_file, None, None, []
         self.tokenizer = Tokenizer.from_meta(mf.meta, str(mf.path))
         self.n_ctx = min(n_ctx or self.cfg.n_ctx, self.cfg.n_ctx)
-        for kind in kv: row_shape(kind, self.cfg.head_dim)                                  # or it says what is wrong
-        self.model, self.kv = load_model(mf, self.cfg, device, progress, ram, say), kv
-        self.model.kv = kv
+        self.model, self.kv = load_model(mf, self.cfg, device, progress, ram, say, kv), kv
         if draft_file or drafter == "mtp": self.mtp_block()
 
     @classmethod

@@ -7,7 +7,7 @@ __all__ = ['SCRATCH', 'WAVES', 'CHAIN', 'loaded', 'lane', 'lanes', 'fold_groups'
            'largest', 'factors', 'pack_two', 'unpack_two', 'store_factors', 'left_by_tiles', 'chain', 'k_combine_tiles',
            'spread', 'attend_part', 'combine_part', 'attention']
 
-# %% ../nbs/10j_gpu_attention.ipynb #f4f71cd7
+# %% ../nbs/10j_gpu_attention.ipynb #bfe06244
 import torch
 import triton
 import triton.language as tl
@@ -15,6 +15,7 @@ import triton.language as tl
 from .gpu_acts import Acts, empty_acts, store_acts
 from .gpu_functions import begin, exp, launch, sigmoid, touch
 from .gpu_heads import heads_of
+from .gpu_kv import as_halves, codes, key_values, kind_of, row_size, value_row
 from .gpu_norms import fold
 
 # %% ../nbs/10j_gpu_attention.ipynb #04f6a551
@@ -25,22 +26,24 @@ def loaded(p, STRIDE: tl.constexpr, N: tl.constexpr):
     for n in tl.static_range(N): xs = xs + (tl.load(p + n*STRIDE),)
     return xs
 
-# %% ../nbs/10j_gpu_attention.ipynb #3e819b01
+# %% ../nbs/10j_gpu_attention.ipynb #bdcac5e6
 @triton.jit
-def lane(p_q, ks, Q: tl.constexpr, i: tl.constexpr, KD: tl.constexpr, GROUPS: tl.constexpr):
+def lane(p_q, ks, steps, Q: tl.constexpr, i: tl.constexpr, KD: tl.constexpr, GROUPS: tl.constexpr, K: tl.constexpr):
     "One lane of q·k for all heads and positions of a tile: dimensions i, i + 32, …, moved on by each group's own."
     s = tl.zeros([1, 1, 1], tl.float32)
-    for d in tl.static_range(i, KD, 32): s = tl.fma(tl.load(p_q + d*Q)[:, :, None], ks[d//GROUPS].to(tl.float32), s)
+    for d in tl.static_range(i, KD, 32):
+        s = tl.fma(tl.load(p_q + d*Q)[:, :, None], key_values(ks, steps, d, GROUPS, K), s)
     return s                                                                      # (heads, groups, 64)
 
-# %% ../nbs/10j_gpu_attention.ipynb #0ef4e9ac
+# %% ../nbs/10j_gpu_attention.ipynb #56bc8a6b
 @triton.jit
-def lanes(p_q, ks, Q: tl.constexpr, i: tl.constexpr, STEP: tl.constexpr, KD: tl.constexpr, GROUPS: tl.constexpr):
+def lanes(p_q, ks, steps, Q: tl.constexpr, i: tl.constexpr, STEP: tl.constexpr, KD: tl.constexpr, GROUPS: tl.constexpr,
+          K: tl.constexpr):
     "Lanes i, i + STEP, … below 32, added as `fold` adds them."
-    if STEP == 32: return lane(p_q, ks, Q, i, KD, GROUPS)
+    if STEP == 32: return lane(p_q, ks, steps, Q, i, KD, GROUPS, K)
     else:
-        low = lanes(p_q, ks, Q, i, 2*STEP, KD, GROUPS)
-        return low + lanes(p_q, ks, Q, i + STEP, 2*STEP, KD, GROUPS)
+        low = lanes(p_q, ks, steps, Q, i, 2*STEP, KD, GROUPS, K)
+        return low + lanes(p_q, ks, steps, Q, i + STEP, 2*STEP, KD, GROUPS, K)
 
 # %% ../nbs/10j_gpu_attention.ipynb #057a70f8
 @triton.jit
@@ -50,14 +53,13 @@ def fold_groups(x): # float32 [H, GROUPS, 64], group g has lanes g, g + GROUPS, 
     if n == 1: return tl.reshape(x, [x.shape[0], 64]) + 0.0
     else: return fold_groups(tl.sum(tl.reshape(x, [x.shape[0], 2, n//2, 64]), axis=1))
 
-# %% ../nbs/10j_gpu_attention.ipynb #ff8bbfcd
+# %% ../nbs/10j_gpu_attention.ipynb #97d5c5a0
 @triton.jit
-def value_rows(p_v, d, START: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
+def value_rows(p_v, p_steps, d, START: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, V: tl.constexpr):
     "32 rows of a tile's values."
+    N: tl.constexpr = row_size(V, D)
     vs = ()
-    for j in tl.static_range(START, START + 32):
-        if D == DP: vs = vs + (tl.load(p_v + j*D + d),)
-        else: vs = vs + (tl.load(p_v + j*D + d, mask=d < D, other=0.0),)
+    for j in tl.static_range(START, START + 32): vs = vs + (value_row(p_v + j*N, p_steps + j*(N//2), d, D, DP, V),)
     return vs
 
 @triton.jit
@@ -68,12 +70,12 @@ def add_values(o, vs, p_p, i_head, START: tl.constexpr, H: tl.constexpr):
         for n in tl.static_range(8): o = tl.fma(ps[n][:, None], vs[start + n].to(tl.float32)[None, :], o)
     return o                                                                      # (H, D)
 
-# %% ../nbs/10j_gpu_attention.ipynb #24c24968
+# %% ../nbs/10j_gpu_attention.ipynb #bcd80bb2
 @triton.jit
-def k_attend(p_q, p_k, p_v, p_positions, p_chosen, p_p, p_m, p_l, p_o, scale, window, start, R, n_part,
+def k_attend(p_q, p_k, p_k_steps, p_v, p_v_steps, p_positions, p_chosen, p_p, p_m, p_l, p_o, scale, window, start, R, n_part,
              group, n_tiles, chosen_row, Q: tl.constexpr,
              D: tl.constexpr, KD: tl.constexpr, DP: tl.constexpr, H: tl.constexpr, GROUPS: tl.constexpr,
-             BLOCK: tl.constexpr, PDL: tl.constexpr):
+             BLOCK: tl.constexpr, K: tl.constexpr, V: tl.constexpr, PDL: tl.constexpr):
     "Some tiles of H heads of one KV head: m, l [tile, kv, n_part], o [tile, kv, n_part, D]. BLOCK: of `chosen`, or 0."
     begin(PDL)
     chunk, kv, split, n_kv = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(1)
@@ -86,15 +88,20 @@ def k_attend(p_q, p_k, p_v, p_positions, p_chosen, p_p, p_m, p_l, p_o, scale, wi
     low = tl.min(tl.where(pos >= 0, pos, last), 0) - window + 1
     one, i_group = tl.full([], 1, tl.int64), tl.arange(0, GROUPS)
     p_q += (kv*KD + i_group[None, :])*Q + r[:, None]                              # (H, GROUPS)
-    p_k += one*kv*n_tiles*KD*64 + i_group[None, :, None]*64 + j[None, None, :]    # (1, GROUPS, 64)
-    p_v += one*kv*n_tiles*D*64
+    KT: tl.constexpr = row_size(K, KD)*64                                         # elements of a tile
+    VT: tl.constexpr = row_size(V, D)*64
+    p_k += one*kv*n_tiles*KT + i_group[None, :, None]*64 + j[None, None, :]       # (1, GROUPS, 64)
+    p_v += one*kv*n_tiles*VT
+    p_k_steps += (one*kv*n_tiles*KT + codes(K, KD)*64)//2 + j[None, None, :]
+    p_v_steps += (one*kv*n_tiles*VT + codes(V, D))//2
     p_p += ((chunk*tl.num_programs(2) + split)*n_kv + kv)*H*64
     for t in range(tl.maximum(low, 0)//64 + split, last//64 + 1, tl.num_programs(2)):
-        p_vt = p_v + one*t*D*64
-        ks = loaded(p_k + one*t*KD*64, GROUPS*64, KD//GROUPS)
-        vs = value_rows(p_vt, d, 0, D, DP)
-        s = fold_groups(lanes(p_q, ks, Q, 0, GROUPS, KD, GROUPS))              # (H, 64)
-        us = value_rows(p_vt, d, 32, D, DP)
+        p_vt, p_vs = p_v + one*t*VT, p_v_steps + one*t*(VT//2)
+        ks = loaded(p_k + one*t*KT, GROUPS*64, codes(K, KD)//GROUPS)
+        steps = loaded(p_k_steps + one*t*(KT//2), 64, 0 if K == "f16" else KD//32)
+        vs = value_rows(p_vt, p_vs, d, 0, D, DP, V)
+        s = fold_groups(lanes(p_q, ks, steps, Q, 0, GROUPS, KD, GROUPS, K))    # (H, 64)
+        us = value_rows(p_vt, p_vs, d, 32, D, DP, V)
         at = (t*64 + j)[None, :]
         p_row = pos[:, None]
         seen = (at <= p_row) & (at > p_row - window)
@@ -222,19 +229,21 @@ def spread(n_kv: int, chunks: int, tiles: int, device) -> int: # programs that s
     cores = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
     return max(1, min(tiles, triton.cdiv(WAVES*cores, n_kv*chunks)))
 
-# %% ../nbs/10j_gpu_attention.ipynb #e100c84a
+# %% ../nbs/10j_gpu_attention.ipynb #b38628be
 def attend_part(q, k, v, positions, window, scale, chosen, block, start, n, group, D): # as in `attention`
     "Tiles of query heads start … start + n of every KV head: m, l and o."
-    (n_kv, tiles, KD), device, H = k.shape[:3], q.device, min(heads_of(D), q.shape[2])
+    (n_kv, tiles), KD, device, H = k.shape[:2], q.shape[1], q.device, min(heads_of(D, n//group), q.shape[2])
     chunks = triton.cdiv(n, H)
     splits = spread(n_kv, chunks, tiles, device)
     empty = lambda *shape: torch.empty(shape, dtype=torch.float32, device=device)
     p, o = empty(chunks*splits*n_kv, 64, H), empty(tiles, n_kv, n, D)
     m, l = empty(tiles, n_kv, n), empty(tiles, n_kv, n)
     groups, DP = max(g for g in (1, 2, 4) if 32*g <= max(D, 32)), triton.next_power_of_2(D)
-    launch(k_attend, (chunks, n_kv, splits), q, k, v, positions, q if chosen is None else chosen, p, m, l, o, scale,
-           window, start, start + n, n, group, tiles, 0 if chosen is None else chosen.shape[1], warps=max(1, DP//32),
-           Q=q.shape[2], D=D, KD=KD, DP=DP, H=H, GROUPS=groups, BLOCK=block)
+    warps = max(1, min(H, 2)*DP//64)
+    launch(k_attend, (chunks, n_kv, splits), q, k, as_halves(k), v, as_halves(v), positions,
+           q if chosen is None else chosen, p, m, l, o, scale, window, start, start + n, n, group, tiles,
+           0 if chosen is None else chosen.shape[1], warps=warps, Q=q.shape[2], D=D, KD=KD, DP=DP, H=H,
+           GROUPS=groups, BLOCK=block, K=kind_of(k, 2, KD), V=kind_of(v, 2, D))
     return m, l, o
 
 # %% ../nbs/10j_gpu_attention.ipynb #577cfe34
@@ -251,7 +260,7 @@ def combine_part(m, l, o, positions, window, sinks, gate, start, group, n_head, 
            window, start, group, n_head, n, tiles, *strides, to, -(-out.W//8)*8 if acts else 8, *parts, warps=2, D=D,
            B=B, F=128, N=CHAIN, WHOLE=window > tiles*64, SINKS=sinks is not None, GATE=gate is not None, ACTS=acts)
 
-# %% ../nbs/10j_gpu_attention.ipynb #84103f24
+# %% ../nbs/10j_gpu_attention.ipynb #b453910d
 def attention(q, # float32 [n_kv_head, ⌈D⌉, ⌈W·group⌉], from `heads` or `pack_queries`
               k, v, # tables of one layer, see `kv_tables`; written up to the largest position
               positions, # int [W], on the device
@@ -266,7 +275,8 @@ def attention(q, # float32 [n_kv_head, ⌈D⌉, ⌈W·group⌉], from `heads` or
               out = None, to: int = 0, # float32 [≥ W, n_head, D] or Acts, and the row of it that is the first
               ): # float32 [W, n_head, D], or Acts
     "Causal attention with grouped query heads, tiles of 64 absolute positions, combined in order."
-    (n_kv, tiles), D, group, W = k.shape[:2], v.shape[2], n_head//len(k), len(positions)
+    (n_kv, tiles), group, W = k.shape[:2], n_head//len(k), len(positions)
+    D = v.shape[2] if v.dtype == torch.float16 else q.shape[1]                    # blocks need whole 32s
     if D > 256 or quantized and 256 % D:
         raise ValueError(f"attention: heads of {D} values: at most 256, or a part of 256")
     if out is None and quantized: out = empty_acts(W, n_head*D, q.device)

@@ -7,7 +7,7 @@ __all__ = ['TURN', 'S2', 'S1', 'S0', 'C2', 'C1', 'C0', 'phase_angles', 'k_angles
            'pack_keys', 'unpack_keys', 'head_values', 'rotated', 'whole_head', 'heads_of', 'query_rows', 'pack_queries',
            'unpack_queries', 'k_heads', 'heads']
 
-# %% ../nbs/10i_gpu_heads.ipynb #575edd94
+# %% ../nbs/10i_gpu_heads.ipynb #17c3b951
 import numpy as np
 import torch
 import triton
@@ -15,7 +15,9 @@ import triton.language as tl
 
 from . import elementary
 from .gpu_functions import begin, constants, launch
+from .gpu_kv import as_halves, check_kinds, codes, kind_of, row_size, store_block
 from .gpu_norms import root_mean, square_sum
+from .kv import EXACT_KV
 
 # %% ../nbs/10i_gpu_heads.ipynb #196a8446
 TURN = tl.constexpr(float(elementary.TURN))
@@ -63,17 +65,21 @@ def rope_angles(positions, # int64 or int32 [W], on the device
     launch(k_angles, (W,), positions, steps, cos, sin, float(mscale), n, warps=1, B=triton.next_power_of_2(n))
     return cos, sin
 
-# %% ../nbs/10i_gpu_heads.ipynb #4c690189
+# %% ../nbs/10i_gpu_heads.ipynb #4d03ac2a
 def kv_tables(n_layer: int, # layers that attend
               n_ctx: int, # positions
               n_kv_head: int,
               head_dim: int, # D; keys are filled up to a multiple of 32
               device = "cuda",
+              kv: tuple = EXACT_KV, # types of keys and values; others than f16 are bytes
               ): # keys [n_layer, n_kv_head, tiles, ⌈D⌉, 64], values [n_layer, n_kv_head, 64·tiles, D]
-    "Tables of keys and values in float16, of zeros; whole tiles, so that a tile can be read without asking."
-    zeros = lambda *shape: torch.zeros((n_layer, n_kv_head, *shape), dtype=torch.float16, device=device)
-    tiles = triton.cdiv(n_ctx, 64)
-    return zeros(tiles, triton.cdiv(head_dim, 32)*32, 64), zeros(tiles*64, head_dim)
+    "Tables of keys and values, of zeros; whole tiles, so that a tile can be read without asking."
+    check_kinds(kv, head_dim)
+    def zeros(kind, *shape):
+        dtype = torch.float16 if kind == "f16" else torch.int8
+        return torch.zeros((n_layer, n_kv_head, *shape), dtype=dtype, device=device)
+    tiles, KD = triton.cdiv(n_ctx, 64), triton.cdiv(head_dim, 32)*32
+    return zeros(kv[0], tiles, row_size(kv[0], KD), 64), zeros(kv[1], tiles*64, row_size(kv[1], head_dim))
 
 # %% ../nbs/10i_gpu_heads.ipynb #937b59c4
 def pack_keys(k): # [n_ctx, n_kv_head, D] → [n_kv_head, tiles, ⌈D⌉, 64], filled up with zeros
@@ -123,10 +129,10 @@ def whole_head(p_x, p_bias, p_w, p_cos, p_sin, eps, D: tl.constexpr,
         ys = ys + (rotated(p_x, p_bias, p_w, p_cos, p_sin, c + i, r, D, ROPE, NEOX, BIAS, NORM),)
     return ys
 
-# %% ../nbs/10i_gpu_heads.ipynb #83eedf85
-def heads_of(D: int) -> int: # query heads of a program
-    "Most of them that leave room for the values of one head."
-    return 8 if D <= 64 else 4 if D <= 128 else 2
+# %% ../nbs/10i_gpu_heads.ipynb #7b705699
+def heads_of(D: int, W: int) -> int: # dimensions, rows → query heads of a program
+    "As many as there are rows, and as leave room for the values of one head: few rows need many programs."
+    return min(8 if D <= 64 else 4 if D <= 128 else 2, triton.next_power_of_2(W))
 
 def query_rows(W: int, group: int) -> int: # query heads of a KV head in all W rows, filled up
     "How the queries of a round are laid out: few layouts, few kernels to compile."
@@ -144,12 +150,12 @@ def unpack_queries(q, W: int, D: int): # [n_kv_head, ⌈D⌉, ⌈W·group⌉], r
     "The way back, for tests; W·group must be the number of columns."
     return q[:, :D].reshape(len(q), D, W, -1).permute(2, 0, 3, 1).reshape(W, -1, D)
 
-# %% ../nbs/10i_gpu_heads.ipynb #c94ba163
+# %% ../nbs/10i_gpu_heads.ipynb #75323458
 @triton.jit
 def k_heads(p_q, p_k, p_v, p_q_bias, p_k_bias, p_v_bias, p_q_norm, p_k_norm, p_cos, p_sin, p_positions,
-            p_out, p_keys, p_values, eps, q_row, q_head, k_row, v_row, n_head, n_kv_head, n_tiles, q_rows,
-            D: tl.constexpr, KD: tl.constexpr, ROPE: tl.constexpr, NEOX: tl.constexpr, BIAS: tl.constexpr,
-            NORM: tl.constexpr, PDL: tl.constexpr):
+            p_out, p_keys, p_key_steps, p_values, p_value_steps, eps, q_row, q_head, k_row, v_row, n_head, n_kv_head,
+            n_tiles, q_rows, D: tl.constexpr, KD: tl.constexpr, ROPE: tl.constexpr, NEOX: tl.constexpr,
+            BIAS: tl.constexpr, NORM: tl.constexpr, K: tl.constexpr, V: tl.constexpr, PDL: tl.constexpr):
     "One head of one row: queries to p_out [kv head, KD, q_rows], keys and values to their tables."
     begin(PDL)
     w, h, i = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, 32)
@@ -164,15 +170,18 @@ def k_heads(p_q, p_k, p_v, p_q_bias, p_k_bias, p_v_bias, p_q_norm, p_k_norm, p_c
     else:
         g, position = h - n_head, tl.load(p_positions + w).to(tl.int64)
         if position >= 0:
-            p_keys += (g*n_tiles + position//64)*KD*64 + position % 64
-            p_values += (g*n_tiles*64 + position)*D
+            tile, row = (g*n_tiles + position//64)*row_size(K, KD)*64, (g*n_tiles*64 + position)*row_size(V, D)
+            p_keys += tile + position % 64
+            p_values += row
+            p_key_steps += (tile + codes(K, KD)*64)//2 + position % 64
+            p_value_steps += (row + codes(V, D))//2
             vs = whole_head(p_v + w*v_row + g*D, p_v_bias + g*D, p_v, p_cos, p_sin, eps, D, 0, NEOX, BIAS, False)
             ks = whole_head(p_k + w*k_row + g*D, p_k_bias + g*D, p_k_norm, p_cos, p_sin, eps, D, ROPE, NEOX, BIAS, NORM)
             for c in tl.static_range(0, D, 32):
-                tl.store(p_keys + (c + i)*64, ks[c//32].to(tl.float16), mask=c + i < D)
-                tl.store(p_values + c + i, vs[c//32].to(tl.float16), mask=c + i < D)
+                store_block(p_keys, p_key_steps, ks[c//32], c, D, 64, K)
+                store_block(p_values, p_value_steps, vs[c//32], c, D, 1, V)
 
-# %% ../nbs/10i_gpu_heads.ipynb #62670f7e
+# %% ../nbs/10i_gpu_heads.ipynb #4df57262
 def heads(q, # float32 [W, n_head, D]; a view of a wider product will do
           k, v, # float32 [W, n_kv_head·D], likewise
           angles, # (cos, sin), from `rope_angles`; None: no rotation
@@ -185,12 +194,12 @@ def heads(q, # float32 [W, n_head, D]; a view of a wider product will do
           ): # float32 [n_kv_head, ⌈D⌉, ⌈W·group⌉]: queries for `attention`, see `query_rows`
     "Bias, norm and rotate queries and keys; write keys and values, rounded once, to their tables."
     (W, n_head, D), n_kv_head = q.shape, len(keys)
-    rows = query_rows(W, n_head//n_kv_head)
-    out = torch.empty((n_kv_head, keys.shape[2], rows), dtype=torch.float32, device=q.device)
+    rows, KD = query_rows(W, n_head//n_kv_head), triton.cdiv(D, 32)*32
+    out = torch.empty((n_kv_head, KD, rows), dtype=torch.float32, device=q.device)
     cos, sin = angles or (q, q)
     launch(k_heads, (W, n_head + n_kv_head), q, k, v, *(biases or (q, q, q)), *(norms or (q, q)), cos, sin, positions,
-           out, keys, values, eps, q.stride(0), q.stride(1), k.stride(0), v.stride(0), n_head, n_kv_head, keys.shape[1],
-           out.shape[2], warps=1, D=D, KD=keys.shape[2], ROPE=2*cos.shape[1] if angles else 0,
-           NEOX=style == "neox", BIAS=biases is not None,
-           NORM=norms is not None)
+           out, keys, as_halves(keys), values, as_halves(values), eps, q.stride(0), q.stride(1), k.stride(0),
+           v.stride(0), n_head, n_kv_head, keys.shape[1], rows, warps=1, D=D, KD=KD,
+           ROPE=2*cos.shape[1] if angles else 0, NEOX=style == "neox", BIAS=biases is not None,
+           NORM=norms is not None, K=kind_of(keys, 2, KD), V=kind_of(values, 2, D))
     return out

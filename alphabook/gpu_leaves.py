@@ -4,9 +4,8 @@
 
 # %% auto #0
 __all__ = ['PACKINGS', 'MOVE', 'of', 'spread', 'table_word', 'field', 'prmt', 'places', 'look_up', 'decode', 'operand', 'k_first',
-           'halves', 'load_pair', 'half', 'group_scale', 'load_tile', 'load_digits', 'offsets_256', 'float_dot',
-           'scaled', 'whole', 'scaled_bits', 'words', 'group_sum', 'operands', 'scale_of', 'leaf_256', 'leaf_32',
-           'in_order']
+           'halves', 'pair', 'half', 'group_scale', 'load_tile', 'offsets_256', 'float_dot', 'scaled', 'whole',
+           'scaled_bits', 'words', 'group_sum', 'operands', 'scale_of', 'leaf_256', 'leaf_32', 'in_order']
 
 # %% ../nbs/10e_gpu_leaves.ipynb #6d8d523f
 import triton
@@ -118,7 +117,7 @@ def operand(w, R: tl.constexpr, FLAT: tl.constexpr = False):
     if FLAT: return tl.reshape(tl.permute(v, [0, 1, 2, 4, 3, 5]), [R*16, 32])
     else: return tl.reshape(v, [R, 16, 32])
 
-# %% ../nbs/10e_gpu_leaves.ipynb #7b04a522
+# %% ../nbs/10e_gpu_leaves.ipynb #e4aaba74
 @triton.jit
 def k_first(v, R: tl.constexpr, NC: tl.constexpr):
     "[R, NC, 4 t, 2 i, 4 b] → [R, 32, NC]."
@@ -133,10 +132,17 @@ def halves(v, R: tl.constexpr, NC: tl.constexpr):
             k_first(tl.permute(tl.join(z, b), [0, 1, 2, 4, 3]), R, NC))
 
 @triton.jit
-def load_pair(p, ok, R: tl.constexpr, NC: tl.constexpr, HALVES: tl.constexpr):
-    "Two operands [R, 32, NC], as four where their halves are needed apart."
-    v = tl.reshape(tl.load(p, mask=ok, other=0), [R, NC, 4, 2, 2, 4])                     # (R, NC, t, h, i, b)
-    low, high = tl.split(tl.permute(v, [0, 1, 2, 4, 5, 3]))
+def pair(w, R: tl.constexpr, NC: tl.constexpr, HALVES: tl.constexpr):
+    "Words [R, NC t h i] as two operands [R, 32 = t i b, NC], as four where their halves are needed apart."
+    if PLAIN:
+        v = tl.join(tl.join(w.to(tl.int8), (w >> 16).to(tl.int8)), tl.join((w >> 8).to(tl.int8), (w >> 24).to(tl.int8)))
+        v = tl.permute(tl.reshape(v, [R, NC, 4, 2, 2, 4]), [0, 1, 2, 4, 5, 3])            # (R, NC, t, i, b, h)
+    else:
+        a, b, c, d = tl.inline_asm_elementwise(MOVE, "=&r,=&r,=&r,=&r,r,r,r,r", [w],
+                                               dtype=(tl.int8, tl.int8, tl.int8, tl.int8), is_pure=True, pack=4)
+        v = tl.join(tl.join(a, c), tl.join(b, d))                                         # (R, NC t b, h, i)
+        v = tl.permute(tl.reshape(v, [R, NC, 4, 4, 2, 2]), [0, 1, 2, 5, 3, 4])
+    low, high = tl.split(v)
     if HALVES: return halves(low, R, NC) + halves(high, R, NC)
     else: return k_first(low, R, NC), k_first(high, R, NC)
 
@@ -174,16 +180,11 @@ def load_tile(p_w, tile, row_tile, row, TYPE: tl.constexpr):
     for i in tl.static_range(NF): P = P + (tl.load(rows + of(TYPE, "o_float") + slot*NF + i),)
     return P
 
-# %% ../nbs/10e_gpu_leaves.ipynb #508fa27b
+# %% ../nbs/10e_gpu_leaves.ipynb #fde588a2
 @triton.jit
-def load_digits(p, ok, stride: tl.constexpr, R: tl.constexpr, NC: tl.constexpr):
-    "Sums of activations in digits: two operands and one."
-    return load_pair(p, ok, R, NC, False), load_pair(p + stride, ok, R, NC, False)
-
-@triton.jit
-def offsets_256(w, X, Y, R: tl.constexpr):
-    "Σ offset·a·(sum of activations): three dots, digits put together."
-    m = operand(w, R)
+def offsets_256(w, M, R: tl.constexpr, NC: tl.constexpr):
+    "Σ offset·a·(sum of activations), the sums in digits: three dots, put together."
+    m, X, Y = operand(w, R), pair(M[0], R, NC, False), pair(M[1], R, NC, False)
     M = (tl.dot(m, Y[0], out_dtype=tl.int32) << 7) + tl.dot(m, X[1], out_dtype=tl.int32)
     return (M << 7) + tl.dot(m, X[0], out_dtype=tl.int32)
 
@@ -234,13 +235,13 @@ def group_sum(P, U, J: tl.constexpr, X, a, R: tl.constexpr, NC: tl.constexpr, TY
         return scaled_bits(float_dot(w, X[J % 2], R, NC), a)*s, s
     else: return scaled_bits(float_dot(w, X[J % 2], R, NC), a), tl.full([1, 1, 1], 1, tl.int32)
 
-# %% ../nbs/10e_gpu_leaves.ipynb #758ad991
+# %% ../nbs/10e_gpu_leaves.ipynb #9d5905de
 @triton.jit
 def operands(X, ok, stride: tl.constexpr, H: tl.constexpr, R: tl.constexpr, NC: tl.constexpr, TYPE: tl.constexpr,
              HELD: tl.constexpr):
     "Activations of pair H of groups: held in registers, or loaded now (X is pointers)."
-    if HELD: return X[H]
-    else: return load_pair(X + H*stride, ok, R, NC, of(TYPE, "group") == 16)
+    if HELD: return pair(X[H], R, NC, of(TYPE, "group") == 16)
+    else: return pair(tl.load(X + H*stride, mask=ok, other=0), R, NC, of(TYPE, "group") == 16)
 
 @triton.jit
 def scale_of(A, stride: tl.constexpr, J: tl.constexpr, TYPE: tl.constexpr, HELD: tl.constexpr):
@@ -248,21 +249,21 @@ def scale_of(A, stride: tl.constexpr, J: tl.constexpr, TYPE: tl.constexpr, HELD:
     if HELD: return A[J]
     else: return tl.load(A + J*stride)*of(TYPE, "undo")
 
-# %% ../nbs/10e_gpu_leaves.ipynb #ae74d551
+# %% ../nbs/10e_gpu_leaves.ipynb #85150c34
 @triton.jit
 def leaf_256(P, U, X, A, M, d, ok, S: tl.constexpr, R: tl.constexpr, NC: tl.constexpr, TYPE: tl.constexpr,
              HELD: tl.constexpr):
     "Leaves of superblock types [R, 16, NC]."
     END: tl.constexpr = of(TYPE, "bits") + of(TYPE, "has_min") + (of(TYPE, "groups")//4 if of(TYPE, "has_scale") else 0)
     for J in tl.static_range(8):
-        if J % 2 == 0: Y = operands(X, ok, S*64, J//2, R, NC, TYPE, HELD)
+        if J % 2 == 0: Y = operands(X, ok, S*16, J//2, R, NC, TYPE, HELD)
         v, c = group_sum(P, U, J, Y, scale_of(A, S, J, TYPE, HELD), R, NC, TYPE)
         if J == 0 or (J == 4 and not of(TYPE, "has_min")): s, scales = v, c
         else: s, scales = s + v, scales + c
         if J == 3: f = (s - scales*MAGIC_BITS).to(tl.float32)
     s = (s - scales*MAGIC_BITS).to(tl.float32)
     if of(TYPE, "has_min"):
-        m = offsets_256(P[of(TYPE, "bits")], M[0], M[1], R)
+        m = offsets_256(P[of(TYPE, "bits")], M, R, NC)
         t = half(P[END], TYPE)*s - half(P[END] >> 16, TYPE)*m.to(tl.float32)
     else: t = half(P[END], TYPE)*(f + s)
     return t*d
@@ -274,7 +275,7 @@ def leaf_32(P, U, X, A, B, d, ok, S: tl.constexpr, R: tl.constexpr, NC: tl.const
     BITS: tl.constexpr = of(TYPE, "bits")
     t = tl.zeros([R, 16, NC], tl.float32)
     for J in tl.static_range(8):
-        if J % 2 == 0: Y = operands(X, ok, S*64, J//2, R, NC, TYPE, HELD)
+        if J % 2 == 0: Y = operands(X, ok, S*16, J//2, R, NC, TYPE, HELD)
         v = float_dot(operand(words(P, U, J, TYPE), R), Y[J % 2], R, NC)
         v = scaled(v, scale_of(A, S, J, TYPE, HELD), 0.0)                                 # below 2²⁴: exact
         if of(TYPE, "has_min"):

@@ -7,10 +7,8 @@ __all__ = ['DEPTH', 'CHUNK', 'TURNS', 'gpu_block', 'Drafts', 'k_pairs', 'pairs',
            'shares_of', 'read_pairs', 'guess_on', 'GpuMtpDrafter', 'begin_guesses', 'draft', 'time_guess', 'k_follow',
            'k_next', 'enter_guesses', 'follow', 'turn', 'continue_drafting', 'start_turns']
 
-# %% ../nbs/14a_gpu_mtp.ipynb #554fc2d2
-import copy
+# %% ../nbs/14a_gpu_mtp.ipynb #d7c9e262
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .config import draft_names, load_mtp_config, model_tensors
+from .config import draft_names
 from .elementary import n_lanes
 from .gpu_acts import norm_quantize
 from .gpu_functions import begin, exp, launch, scale
@@ -31,24 +29,20 @@ from .gpu_tokens import LOWEST, key_value, rank_keys
 from .gpu_verdicts import HEAD, desk_of, judged, reports
 from .layers import short_name
 from .modelfile import ModelFile
+from .mtp import block_parts, borrowing
 
-# %% ../nbs/14a_gpu_mtp.ipynb #18e578f5
+# %% ../nbs/14a_gpu_mtp.ipynb #4f730c2c
 def gpu_block(model: GpuModel, # the trunk
               mf: ModelFile, # its file
               side: ModelFile = None, # another file, with a block for it
               ) -> GpuModel: # of one layer
     "The block of `load_block` on the device. ValueError if there is none, or one that isn't for a GPU yet."
-    cfg = load_mtp_config(side, model.cfg) if side else model.cfg
-    if not cfg.n_mtp: raise ValueError(f"{mf.path}: has no block that drafts (MTP); --draft-model can give one")
+    cfg, tensors = block_parts(model, mf, side)
     if cfg.streams: raise ValueError(f"--drafter mtp: the block of {cfg.arch}: not part of this version on cuda")
-    tensors, layer, own = model_tensors(side or mf, cfg), SimpleNamespace(index=0, slot=0), copy.copy(model)
+    layer = SimpleNamespace(index=0, slot=0)
     load_layer(layer, {short_name(name)[1]: tensors[name] for name in draft_names(cfg)}, model.device)
+    own = borrowing(model, layer, cfg)
     for name in ("spare", "joint"): own.__dict__.pop(name, None)
-    own.layers, own.whole = [layer], copy.copy(model.whole)
-    own.cfg = replace(cfg, n_layer=1, n_mtp=0, mixers=("attention",), swa_layers=(False,), ple_layer=-1)
-    own.whole.token_embd = getattr(layer, "nextn_embed_tokens", model.whole.token_embd)
-    own.head = getattr(layer, "nextn_shared_head_head", model.head)
-    own.whole.output_norm = getattr(layer, "nextn_shared_head_norm", model.whole.output_norm)
     return own
 
 # %% ../nbs/14a_gpu_mtp.ipynb #a6bb4bcb

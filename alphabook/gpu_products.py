@@ -7,7 +7,7 @@ __all__ = ['row_of', 'act_row', 'columns', 'activations', 'tile_at', 'leaves', '
            'flat_sum', 'flat_digits', 'flat_offsets', 'flat_leaf', 'wide_kernel', 'Matrix', 'Plan', 'power', 'plan',
            'product']
 
-# %% ../nbs/10f_gpu_products.ipynb #b07fdfeb
+# %% ../nbs/10f_gpu_products.ipynb #393ceb8c
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,7 @@ import triton.language as tl
 from .gpu_acts import Acts
 from .gpu_functions import gdc_launch_dependents, gdc_wait, launch
 from .gpu_leaves import (
-    decode, group_scale, half, in_order, leaf_32, leaf_256, load_digits, load_pair, load_tile, of, operand, whole)
+    decode, group_scale, half, in_order, leaf_32, leaf_256, load_tile, of, operand, whole)
 from .gpu_weights import packing
 
 # %% ../nbs/10f_gpu_products.ipynb #f7b3ae3b
@@ -33,19 +33,19 @@ def act_row(col, p_rows, first, last, PER: tl.constexpr):
     if PER == 0: return first + col
     else: return row_of(col, p_rows, first, last, PER)//(PER if PER > 0 else -PER)
 
-# %% ../nbs/10f_gpu_products.ipynb #766f7814
+# %% ../nbs/10f_gpu_products.ipynb #daad29ce
 @triton.jit
 def columns(p_rows, first, last, p_q, p_a, p_s, p_m, p_d, R: tl.constexpr, NC: tl.constexpr, TYPE: tl.constexpr,
             PER: tl.constexpr, ALL: tl.constexpr):
-    """Where NC columns of activations are: pointers to q, a, s, digits and d, and which of them exist; ALL: what is
+    """Where NC columns of activations are: pointers to words of q, a, s, words of digits, d, and which of them exist; ALL: what is
     beyond the last one may be read (there is room up to a multiple of 8), nobody will use it."""
-    G2: tl.constexpr = of(TYPE, "groups")*2
-    e, col, s = tl.arange(0, NC*64)[None, :], tl.arange(0, NC)[None, None, :], tl.arange(0, R)
-    row, e_row = act_row(col, p_rows, first, last, PER), act_row(e//64, p_rows, first, last, PER)
-    e_ok = tl.full([R, NC*64], True, tl.int1)
-    inner = (e % 64 < G2) & e_ok
-    if not ALL: e_ok, inner = e_ok & (first + e//64 < last), inner & (first + e//64 < last)
-    return p_q + e_row*64 + e % 64, p_a + row, p_s + row, p_m + e_row*G2 + e % 64, p_d + row, e_ok, inner
+    H: tl.constexpr = of(TYPE, "groups")//2
+    e, col = tl.arange(0, NC*16)[None, :], tl.arange(0, NC)[None, None, :]
+    row, e_row = act_row(col, p_rows, first, last, PER), act_row(e//16, p_rows, first, last, PER)
+    e_ok = tl.full([R, NC*16], True, tl.int1)
+    inner = (e % 16 < H) & e_ok
+    if not ALL: e_ok, inner = e_ok & (first + e//16 < last), inner & (first + e//16 < last)
+    return p_q + e_row*16 + e % 16, p_a + row, p_s + row, p_m + e_row*H + e % 16, p_d + row, e_ok, inner
 
 @triton.jit
 def activations(V, b, inside, S: tl.constexpr, R: tl.constexpr, NC: tl.constexpr, TYPE: tl.constexpr,
@@ -53,26 +53,27 @@ def activations(V, b, inside, S: tl.constexpr, R: tl.constexpr, NC: tl.constexpr
     "What a pass needs of `columns` for superblocks b: tensors if they are to be held, else pointers to some of it."
     G: tl.constexpr = of(TYPE, "groups")
     p_q, p_a, p_s, p_m, p_d, e_ok, m_ok = V
-    X, A, B = p_q + (b*(4*S*64))[:, None], p_a + (b*8*S)[:, None, None], p_s + (b*8*S)[:, None, None]
+    X, A, B = p_q + (b*(4*S*16))[:, None], p_a + (b*8*S)[:, None, None], p_s + (b*8*S)[:, None, None]
     D = tl.load(p_d + (b*S)[:, None, None])*of(TYPE, "fold")
     D = tl.where(inside[:, None, None], D, 0.0)
     if HELD:
         p_x, p_a, p_b = X, A, B
         X, A, B = (), (), ()
-        for H in tl.static_range(4): X = X + (load_pair(p_x + H*S*64, e_ok, R, NC, G == 16),)
+        for H in tl.static_range(4): X = X + (tl.load(p_x + H*S*16, mask=e_ok, other=0),)
         for J in tl.static_range(8): A = A + (tl.load(p_a + J*S)*of(TYPE, "undo"),)
         if of(TYPE, "has_min") and of(TYPE, "block") == 32:
             for J in tl.static_range(8): B = B + (tl.load(p_b + J*S),)
     if of(TYPE, "has_min") and of(TYPE, "block") == 256:
-        B = load_digits(p_m + (b*4*S*G)[:, None], m_ok, S*2*G, R, NC)
+        p_m += (b*S*G)[:, None]
+        B = tl.load(p_m, mask=m_ok, other=0), tl.load(p_m + S*G//2, mask=m_ok, other=0)
     return X, A, B, D
 
-# %% ../nbs/10f_gpu_products.ipynb #69179cd1
+# %% ../nbs/10f_gpu_products.ipynb #5f367d35
 @triton.jit
-def tile_at(i, g, STRIDE, passes, T, NB, R: tl.constexpr, C: tl.constexpr, RT: tl.constexpr, TYPE: tl.constexpr):
-    "Word offsets [R] of the tiles of a program's pass i; its first group of tiles is g."
+def tile_at(i, g, STRIDE, groups, T, NB, R: tl.constexpr, C: tl.constexpr, RT: tl.constexpr, TYPE: tl.constexpr):
+    "Word offsets [R] of the tiles of a program's pass i: its groups of tiles g, g + STRIDE, …, slice after slice."
     s = tl.arange(0, R)
-    row, b = (g + i//passes*STRIDE)*RT + s//C, i % passes*C + s % C
+    row, b = (g + i % groups*STRIDE)*RT + s//C, i//groups*C + s % C
     return (tl.minimum(row, T - 1)*NB + tl.minimum(b, NB - 1))*of(TYPE, "words")
 
 @triton.jit
@@ -90,42 +91,45 @@ def store_rows(y, at, ok, n, p_y, p_add, p_bias, EPILOGUE: tl.constexpr):
     if EPILOGUE % 2 == 1: y += tl.load(p_add + at, mask=ok, other=0.0)
     tl.store(p_y + at, y, mask=ok)
 
-# %% ../nbs/10f_gpu_products.ipynb #118cad86
+# %% ../nbs/10f_gpu_products.ipynb #ed712fdb
 @triton.jit
 def sweep(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_add, p_bias, p_rows, first, last, N, T, NB, S: tl.constexpr,
           TYPE: tl.constexpr, NC: tl.constexpr, C: tl.constexpr, RT: tl.constexpr, MODE: tl.constexpr,
           PDL: tl.constexpr, EPILOGUE: tl.constexpr, PER: tl.constexpr):
     """Columns first … last times all rows. A pass takes RT tiles of 16 rows × C superblocks side by side, one a warp;
-    programs take groups of RT tiles in turn. MODE 0: one pass has all superblocks, the (up to NC) columns stay in
-    registers; 1: up to NC columns; 2: any number of columns, NC at a time for each pass, sums between passes wait in
-    y."""
+    programs take groups of RT tiles in turn. MODE 0: C superblocks are all, and up to NC columns of them stay in
+    registers; 1: likewise for each slice of C superblocks, sums between slices wait in y; 2: any number of columns, NC
+    at a time."""
     R: tl.constexpr = RT*C
     M: tl.constexpr = 16*NC*RT
     o, inside = tl.arange(0, M), tl.arange(0, R) % C
     oc, orow = o//RT % NC, o % RT*16 + o//RT//NC
-    G0, STRIDE, passes = tl.program_id(0), tl.num_programs(0), 1 if MODE == 0 else (NB + C - 1)//C
-    n_passes = ((T + RT - 1)//RT - G0 + STRIDE - 1)//STRIDE*passes
-    row16, tile = tl.arange(0, 16)[None, :, None], tile_at(0, G0, STRIDE, passes, T, NB, R, C, RT, TYPE)
+    G0, STRIDE, slices = tl.program_id(0), tl.num_programs(0), 1 if MODE == 0 else (NB + C - 1)//C
+    groups = ((T + RT - 1)//RT - G0 + STRIDE - 1)//STRIDE
+    row16, tile = tl.arange(0, 16)[None, :, None], tile_at(0, G0, STRIDE, groups, T, NB, R, C, RT, TYPE)
     P = load_tile(p_w, tile, tile[:, None, None], row16, TYPE)
     if PDL: gdc_wait()
-    if MODE < 2: V = columns(p_rows, first, last, p_q, p_a, p_s, p_m, p_d, R, NC, TYPE, PER, False)
-    if MODE == 0: X, A, B, D = activations(V, tl.minimum(inside, NB - 1), inside < NB, S, R, NC, TYPE, True)
+    if MODE < 2:
+        V = columns(p_rows, first, last, p_q, p_a, p_s, p_m, p_d, R, NC, TYPE, PER, False)
+        X, A, B, D = activations(V, tl.minimum(inside, NB - 1), inside < NB, S, R, NC, TYPE, True)
     if PDL: gdc_launch_dependents()
-    acc = tl.zeros([M], tl.float32)
-    for i in range(n_passes):
-        k = i % passes*C
-        tile = tile_at(i + 1, G0, STRIDE, passes, T, NB, R, C, RT, TYPE)
+    for i in range(groups*slices):
+        k = i//groups*C
+        if MODE == 1:
+            if (k > 0) & (i % groups == 0):
+                V = columns(p_rows, first, last, p_q, p_a, p_s, p_m, p_d, R, NC, TYPE, PER, False)
+                X, A, B, D = activations(V, tl.minimum(k + inside, NB - 1), k + inside < NB, S, R, NC, TYPE, True)
+        tile = tile_at(i + 1, G0, STRIDE, groups, T, NB, R, C, RT, TYPE)
         Q = load_tile(p_w, tile, tile[:, None, None], row16, TYPE)
-        n, b = (G0 + i//passes*STRIDE)*(RT*16) + orow, tl.minimum(k + inside, NB - 1)
-        if MODE == 1: X, A, B, D = activations(V, b, k + inside < NB, S, R, NC, TYPE, False)
+        n, acc = (G0 + i % groups*STRIDE)*(RT*16) + orow, tl.zeros([M], tl.float32)
         if MODE < 2:
-            v = leaves(P, (), V, X, A, B, D, S, R, NC, C, TYPE, MODE == 0)
-            acc = in_order(v, tl.where(k == 0, 0.0, acc), M, C)
-            if k + C >= NB:
-                ok, at = (first + oc < last) & (n < N), row_of(oc, p_rows, first, last, PER)*N + n
-                store_rows(acc, at, ok, n, p_y, p_add, p_bias, EPILOGUE)
+            ok, at = (first + oc < last) & (n < N), row_of(oc, p_rows, first, last, PER)*N + n
+            if MODE == 1: acc = tl.load(p_y + at, mask=ok & (k > 0), other=0.0)
+            acc = in_order(leaves(P, (), V, X, A, B, D, S, R, NC, C, TYPE, True), acc, M, C)
+            if k + C >= NB: store_rows(acc, at, ok, n, p_y, p_add, p_bias, EPILOGUE)
+            else: tl.store(p_y + at, acc, mask=ok)
         else:
-            U = ()
+            U, b = (), tl.minimum(k + inside, NB - 1)
             for J in tl.static_range(8): U = U + (decode(P, J, TYPE),)
             for start in range(first, last, NC):
                 V = columns(p_rows, start, last, p_q, p_a, p_s, p_m, p_d, R, NC, TYPE, PER, True)
@@ -237,7 +241,7 @@ class Matrix:
         self.tiles, self.type, self.R, self.K = tiles, type, R, K
         if tiles.data_ptr() % 16: raise ValueError("tiles must begin at a multiple of 16 bytes")
 
-# %% ../nbs/10f_gpu_products.ipynb #6e400fba
+# %% ../nbs/10f_gpu_products.ipynb #7eae1de1
 @dataclass(frozen=True)
 class Plan:
     "How a product is launched."
@@ -261,17 +265,14 @@ def plan(type: str, # a quantized type
     "Columns, tiles and programs for W rows with T × NB tiles: as measured on an H200."
     heavy = packing(type).group == 16                              # twice the tensor work and more registers
     if W > 16 and NB > 8: return Plan(32, 3, 4, 4, 0, 3)
-    wasted = -NB % 16/NB                                           # by a pass that is not full
     RT = max(1, 8//power(NB)) if NB <= 4 else 1
     if W > 8 and NB > 8: C, programs = (4, 396) if heavy or T >= 512 else (8, 132)
     elif NB <= 8: C, programs = power(NB), 132 if T <= 264 or W > 8 else 264
-    elif NB <= 16: C, programs = 16, 132
-    elif heavy and not wasted: C, RT, programs = 8, 2, 132
-    elif heavy or wasted > 0.35: C, RT, programs = (4, 1, 528) if T <= 528 else (4, 2, 264)
-    else: C, programs = 16, 132
+    elif NB <= 16 and not heavy: C, programs = 16, 132
+    else: C, programs = (4, 528) if T >= 1024 else (8, 264)
     return Plan(8, C, RT, C*RT, min(-(-T//RT), programs), 2 if W > 8 else 0 if NB <= C else 1)
 
-# %% ../nbs/10f_gpu_products.ipynb #a6f9b995
+# %% ../nbs/10f_gpu_products.ipynb #27d13800
 def product(w: Matrix, # quantized weights [R, K]
             acts: Acts, # W rows
             add: torch.Tensor = None, # float32 [W, R], added to the result
@@ -284,12 +285,14 @@ def product(w: Matrix, # quantized weights [R, K]
     p, S = how or plan(w.type, W, T, NB), -(-W//8)*8
     y = torch.empty((W, w.R), dtype=torch.float32, device=w.tiles.device) if out is None else out
     m = acts.m8 if packing(w.type).groups == 8 else acts.m16
-    tail = acts.a, acts.s, m, acts.d, y, y if add is None else add, y if bias is None else bias, W, w.R, T, NB
+    tail = acts.d, y, y if add is None else add, y if bias is None else bias, W, w.R, T, NB
     rest = dict(S=S, TYPE=w.type, EPILOGUE=(add is not None) + 2*(bias is not None), warps=p.warps)
     if p.mode == 3:
         NC = min(p.NC, S & -S)                                     # a power of two that divides S
-        launch(wide_kernel, (-(-T//p.RT), -(-W//NC)), w.tiles, acts.f, *tail, NC=NC, R=p.RT, STAGES=p.C, **rest)
+        launch(wide_kernel, (-(-T//p.RT), -(-W//NC)), w.tiles, acts.f, acts.a, acts.s, m, *tail, NC=NC, R=p.RT,
+               STAGES=p.C, **rest)
     else:
-        launch(product_kernel, (p.programs, -(-W//p.columns)), w.tiles, acts.q, *tail, NC=p.NC, C=p.C, RT=p.RT,
-               MODE=p.mode, COLUMNS=p.columns, stages=1, **rest)
+        q, m = acts.q.view(torch.int32), m.view(torch.int32)
+        launch(product_kernel, (p.programs, -(-W//p.columns)), w.tiles, q, acts.a, acts.s, m, *tail, NC=p.NC, C=p.C,
+               RT=p.RT, MODE=p.mode, COLUMNS=p.columns, stages=1, **rest)
     return y

@@ -117,7 +117,7 @@ def likeliest(x, top, top_p, r): # top_p in units of 2⁻³²; the likeliest fir
     need = top_p*(total >> 32) + (low >> 32).to(tl.int64)                        # ⌈top_p·total⌉
     return (cum - w < need) | (r == 0)
 
-# %% ../nbs/10k_gpu_tokens.ipynb #8d1c64bc
+# %% ../nbs/10k_gpu_tokens.ipynb #4898f6c2
 @triton.jit
 def k_sample(p_ids, p_logits, p_positions, p_temp, p_top_p, p_min_p, p_seed, p_out, k,
              KP: tl.constexpr, PDL: tl.constexpr):
@@ -136,7 +136,8 @@ def k_sample(p_ids, p_logits, p_positions, p_temp, p_top_p, p_min_p, p_seed, p_o
     bits = random_bits(tl.load(p_seed), tl.load(p_positions + w).to(tl.int64))
     target = tl.umulhi(bits, tl.sum(weight, 0).to(tl.uint64)).to(tl.int64)
     chosen = tl.min(tl.where(keep & (cum > target), ids, 0x7FFFFFFF), 0)
-    tl.store(p_out + w, tl.where(temp > 0.0, chosen, best))
+    found = (temp > 0.0) & (chosen < 0x7FFFFFFF)                                 # logits that are not finite: none
+    tl.store(p_out + w, tl.where(found, chosen, best))
 
 # %% ../nbs/10k_gpu_tokens.ipynb #a6079bcf
 def sampling_buffers(temp: float = 0.0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 0,

@@ -6,7 +6,7 @@
 __all__ = ['ROWS_ONLY', 'short_name', 'load_tensor', 'Model', 'Round', 'open_round', 'open_together', 'each_text',
            'project_heads', 'attention_mixer', 'gate_inputs', 'gdn_mixer', 'mixer', 'dense', 'mixture', 'ffn', 'block']
 
-# %% ../nbs/11a_layers.ipynb #3dad3bcb
+# %% ../nbs/11a_layers.ipynb #22045c17
 import math
 import re
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ import numpy as np
 from .blocks import decode
 from .config import ModelConfig, model_tensors
 from .elementary import rope_steps
-from .kv import EXACT_KV
+from .kv import EXACT_KV, row_shape
 from .modelfile import ModelFile
 from .state import Cache
 
@@ -43,7 +43,7 @@ def load_tensor(ops, # backend
     if len(tensor.shape) == 3: return ops.load_experts(data, type)
     return ops.load_matrix(data, type, attr in ROWS_ONLY and not (tied and attr == "token_embd"))
 
-# %% ../nbs/11a_layers.ipynb #47aab55c
+# %% ../nbs/11a_layers.ipynb #1733059f
 class Model:
     "A model ready to run: its configuration, a backend, and the weights in that backend's form."
     def __init__(self, mf: ModelFile, # the open file; must stay open
@@ -51,11 +51,13 @@ class Model:
                  backend, # module of operations: `alphabook.streams` or `alphabook.cpu_streams`
                  progress = None, # called with (bytes loaded, bytes in all) after each tensor
                  experts = None, # what holds the experts instead (chapter 21b)
+                 kv: tuple = EXACT_KV, # types of keys and values (chapter 02d)
                  ):
+        for kind in kv: row_shape(kind, cfg.head_dim)        # ValueError if heads don't fit
         self.experts = experts
         self.cfg, self.ops, kinds = cfg, backend, [cfg.mixer(i) for i in range(cfg.n_layer)]
-        self.kv = EXACT_KV                                   # types of keys and values (chapter 02d)
-        self.record = True                                   # rounds may be recorded, if the backend can
+        self.kv, self.record = kv, True                      # rounds may be recorded, if the backend can
+        self.taps = ()                                       # layers whose input rounds leave for others (chapter 18)
         self.layers = [SimpleNamespace(index=i, slot=kinds[:i].count(kind)) for i, kind in enumerate(kinds)]
         self.whole, tensors = SimpleNamespace(rope_freqs=None), model_tensors(mf, cfg)
         done, total = 0, sum(t.nbytes for t in tensors.values())
@@ -87,7 +89,7 @@ class Model:
         if self.experts: self.experts.claim(cache)
         return cache
 
-# %% ../nbs/11a_layers.ipynb #ee476509
+# %% ../nbs/11a_layers.ipynb #c4ba3131
 @dataclass
 class Round:
     "What all layers of one pass over W rows share."
@@ -99,6 +101,7 @@ class Round:
     route: object = None # function (layer, router logits [W, E]) → (ids [W, k], weights [W, k]); None: the rule
     parts: list = None # rows of several texts: a Round for each; `cache` and `pos` are theirs then
     rows: slice = None # of a part: where its rows are in the whole
+    taps: list = None # what entered the layers of `model.taps`, float32 [W, n_embd] each
 
 # %% ../nbs/11a_layers.ipynb #f4b5a6f8
 def open_round(model: Model, cache: Cache, # the text so far

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['WIDTHS', 'EDGES', 'SHORT', 'SURE', 'FIRM', 'MARGIN', 'HOPES', 'Alone', 'fitting', 'Prices', 'measure_rounds',
            'measure_guess', 'best_width', 'Trust', 'Rest', 'Pace', 'Auto', 'draft', 'guess', 'gain', 'verified',
-           'Contrary', 'drafter_arm']
+           'Contrary', 'forced_rounds', 'drafter_arm']
 
 # %% ../nbs/17_policy.ipynb #eb1ef5d2
 import time
@@ -281,7 +281,7 @@ def verified(self: Auto, drafted: int, accepted: int, seconds: float, round_seco
 
 Auto.verified = verified
 
-# %% ../nbs/17_policy.ipynb #e89129c4
+# %% ../nbs/17_policy.ipynb #264578f5
 class Contrary(CopyDrafter):
     "Says the next token of a copy and then something else: half right at best."
     name = "contrary"
@@ -289,16 +289,11 @@ class Contrary(CopyDrafter):
         said, sure = super().draft(ids, n)
         return [id if i == 0 else max(0, id - 1) for i, id in enumerate(said or [ids[-1]]*min(n, 3))], sure
 
-@register("drafter {}", lambda subject: ("mtp", "copy", "contrary"))
-def drafter_arm(subject: Subject, text: Text, name: str, arm: Arm):
-    "Rounds with a drafter's drafts over the plain run's text."
-    model, ids, n = subject.model, text.ids, len(text.ids)
-    if name == "mtp" and not (model.cfg.n_mtp and hasattr(model, "ops")): raise Skip("no block that drafts here")
-    def guesses(): return MtpDrafter(load_block(model, subject.mf), n + 8, min_p=0)
-    drafter = dict(copy=CopyDrafter, contrary=Contrary, mtp=guesses)
-    policy, cache = Alone(drafter[name](), 15), model.new_cache(n + 8)
-    before = ids if name == "copy" else []     # so that there is something to copy in any text
-    def read(n): return np.asarray(before + ids[:n], np.int32)
+def forced_rounds(model, text: Text, policy, cache, arm: Arm,
+                  before = ()): # ids that the drafter has read besides
+    "Rounds with a policy's drafts over the plain run's text, which says what is right; yields (position, logits)."
+    ids, n = text.ids, len(text.ids)
+    def read(n): return np.asarray([*before, *ids[:n]], np.int32)
     def tell(prompt): policy.committed(read(cache.n), getattr(cache, "hidden", None), prompt)
     yield text.start - 1, prefill(model, cache, ids[:text.start], seen=lambda *rows: tell(True))
     while cache.n < n:
@@ -309,3 +304,13 @@ def drafter_arm(subject: Subject, text: Text, name: str, arm: Arm):
         cache.commit(pos + right + 1)
         tell(False)
         arm.work += len(drafts)
+
+@register("drafter {}", lambda subject: ("mtp", "copy", "contrary"))
+def drafter_arm(subject: Subject, text: Text, name: str, arm: Arm):
+    "Rounds with a drafter's drafts over the plain run's text."
+    model, n = subject.model, len(text.ids)
+    if name == "mtp" and not (model.cfg.n_mtp and hasattr(model, "ops")): raise Skip("no block that drafts here")
+    def guesses(): return MtpDrafter(load_block(model, subject.mf), n + 8, min_p=0)
+    drafter = dict(copy=CopyDrafter, contrary=Contrary, mtp=guesses)
+    before = text.ids if name == "copy" else ()               # so that there is something to copy in any text
+    yield from forced_rounds(model, text, Alone(drafter[name](), 15), model.new_cache(n + 8), arm, before)

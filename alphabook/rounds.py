@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROWS', 'TAPES', 'enter', 'trunk', 'finish', 'head', 'read_out', 'exchanged', 'Recorded', 'recorded', 'run_round',
-           'run_together', 'prompt_of', 'prefill']
+           'run_together', 'pass_together', 'prompt_of', 'prefill']
 
 # %% ../nbs/11c_rounds.ipynb #9a2e4635
 import copy
@@ -17,7 +17,7 @@ from .state import Cache
 from .stream_layers import close_streams, open_streams, stream_block
 from .tape import NotRecordable, address
 
-# %% ../nbs/11c_rounds.ipynb #bc355804
+# %% ../nbs/11c_rounds.ipynb #b7ff2b4e
 ROWS = 2048                                    # embeddings that are remembered
 
 def enter(model: Model, ids, # int [W]
@@ -38,7 +38,11 @@ def trunk(model: Model, x, # float32 [W, n_embd], from `enter`
           r: Round): # float32 [W, n_embd], or [W, streams, n_embd]
     "The residual stream (or streams) after the last layer; what the rows leave in the cache is not committed."
     if model.cfg.streams: x = open_streams(model, x)
-    for layer in model.layers: x = (stream_block if model.cfg.streams else block)(model, layer, x, r)
+    r.taps = []
+    for layer in model.layers:
+        if layer.index in model.taps: r.taps.append(x)
+        x = (stream_block if model.cfg.streams else block)(model, layer, x, r)
+    if len(model.layers) in model.taps: r.taps.append(x)
     return x
 
 # %% ../nbs/11c_rounds.ipynb #430e22b8
@@ -77,7 +81,7 @@ def exchanged(tape, a, b): # arrays of the same size → Tape
     other.program[:, 1] = [address(part) for part in parts]
     return other
 
-# %% ../nbs/11c_rounds.ipynb #8db97314
+# %% ../nbs/11c_rounds.ipynb #309eb00f
 class Recorded:
     "A round of some rows on one cache, to be run again and again."
     def __init__(self, model: Model, cache: Cache, ids, # the round's tokens
@@ -86,6 +90,7 @@ class Recorded:
         with model.ops.recording() as self.tape:
             r = open_round(model, cache, ids)
             self.positions, self.residual = r.positions, trunk(model, self.x, r)
+            self.taps = r.taps
             self.hidden, self.logits = read_out(model, self.residual, want)
         self.left = cache.rows, cache.steps                  # references to arrays that the tape fills
         self.sides = {address(cache.memory): self.tape}
@@ -103,7 +108,7 @@ class Recorded:
         self.x[:], self.positions[:] = enter(model, ids), np.arange(cache.n, cache.n + len(ids))
         self.tape.play()
         cache.rows, cache.steps = (list(x) for x in self.left)
-        cache.written[:], cache.hidden = cache.n + len(ids), self.hidden
+        cache.written[:], cache.hidden, cache.taps = cache.n + len(ids), self.hidden, self.taps
         return self.logits.copy()
 
 # %% ../nbs/11c_rounds.ipynb #c6cd427b
@@ -121,7 +126,7 @@ def recorded(model: Model, cache: Cache, ids, want: int): # Recorded, or None
     found = cache.tapes[key] = cache.tapes.pop(key)          # those that were not used for long go first
     return found.turned(cache)
 
-# %% ../nbs/11c_rounds.ipynb #eed23dcf
+# %% ../nbs/11c_rounds.ipynb #cc5734b1
 def run_round(model: Model, cache: Cache, # what came before, `cache.n` positions
               ids, # int [W ≥ 1]: tokens of consecutive positions from cache.n on
               want: int = None, # logits of the last `want` rows; None: all
@@ -129,7 +134,8 @@ def run_round(model: Model, cache: Cache, # what came before, `cache.n` position
               tail: bool = False, # the last rows of a prompt: recorded only if as many come again
               ): # float32 [want, n_vocab]
     """One pass of W rows; what they leave in the cache lies behind the committed positions, and is not committed.
-    `cache.hidden`: what an MTP block reads of all W rows, until the next round."""
+    `cache.hidden`: what an MTP block reads of all W rows, `cache.taps`: what entered the layers of `model.taps`, both
+    until the next round."""
     want = want or len(ids)
     if hasattr(model, "run_round"): return model.run_round(cache, ids, want)    # rounds of its own, on a GPU
     if model.experts: model.experts.before()
@@ -138,23 +144,27 @@ def run_round(model: Model, cache: Cache, # what came before, `cache.n` position
     if tail: cache.tails.add(len(ids))
     if tape: logits = tape.run(model, cache, ids)
     else:
-        x = trunk(model, enter(model, ids), open_round(model, cache, ids, route))
+        r = open_round(model, cache, ids, route)
+        x, cache.taps = trunk(model, enter(model, ids), r), r.taps
         cache.hidden, logits = read_out(model, x, want)
     if model.experts: model.experts.after(len(ids))
     cache.check()
     return logits
 
-# %% ../nbs/11c_rounds.ipynb #c40cae5a
+# %% ../nbs/11c_rounds.ipynb #fe475aa8
 def run_together(model: Model, texts: list, # of (cache, ids int [W ≥ 1]): each text's next tokens, as in `run_round`
                  ) -> list: # float32 [W, n_vocab] for each text
     "One pass over rows of several texts, each with a cache of its own; what they leave there is not committed."
     if hasattr(model, "run_together"): return model.run_together(texts)
+    return pass_together(model, open_together(model, texts))
+
+def pass_together(model: Model, r: Round) -> list: # from `open_together` → as of `run_together`
+    "The pass itself, when the round is open."
     if model.experts: model.experts.before()
-    r = open_together(model, texts)
     hidden, logits = read_out(model, trunk(model, enter(model, r.ids), r), len(r.ids))
     if model.experts: model.experts.after(len(r.ids))
     for part in r.parts:
-        part.cache.hidden = hidden[part.rows]
+        part.cache.hidden, part.cache.taps = hidden[part.rows], [x[part.rows] for x in r.taps]
         part.cache.check()
     return [logits[part.rows] for part in r.parts]
 

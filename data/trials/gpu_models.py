@@ -4,10 +4,12 @@
     python gpu_models.py small        # with TRITON_INTERPRET=1, without a GPU: tiny models beside the numpy spec
     python gpu_models.py check        # on a GPU: the same rows in every width, chunk, replay and in recorded rounds
     python gpu_models.py time         # on a GPU: published shapes, with random weights made on the device
+    python gpu_models.py card         # on a GPU: all models again, in --seconds, what is new first
+    python gpu_models.py confirm      # from what that left in --out: the records that the card gave too are no longer pending
 
 Results go to --out as JSON.
 """
-import argparse, hashlib, json, os, statistics, subprocess, sys, tempfile, time
+import argparse, hashlib, json, os, statistics, subprocess, sys, tempfile, time, traceback
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,32 +25,53 @@ PROMPT, DECODED = 70, 14
 MODELS = [("mini", None, None), ("tiny-llama", "Q4_K_M", 4), ("tiny-qwen2", "Q8_0", 4), ("tiny-qwen3", "Q4_K_M", 4), ("tiny-gemma3", "Q5_K_M", None),
           ("small-qwen3moe", "Q4_K_M", 4), ("small-olmoe", "Q6_K", 4), ("small-gpt-oss", "MXFP4", 4), ("small-qwen35", "Q4_K_M", 4),
           ("small-qwen35moe", "Q4_K_M", 4), ("small-qwen35moe", "IQ3_S", 4), ("small-qwen35moe", "F16", 2), ("small-qwen3next", "Q4_0", 4),
-          ("small-qwen3moe", "IQ4_XS", 4), ("small-qwen3moe", "IQ3_XXS", 4), ("small-qwen35", "BF16", 4), ("small-qwen4exp", "Q4_K_M", 3)]
+          ("small-qwen3moe", "IQ4_XS", 4), ("small-qwen3moe", "IQ3_XXS", 4), ("small-qwen35", "BF16", 4), ("small-qwen4exp", "Q4_K_M", 3),
+          ("smollm2", None, None), ("qwen3-0.6b", "Q4_K_M", 2), ("qwen3-8b", "Q4_K_M", 2), ("llama-3-8b", "Q5_K_M", 2), ("gemma3-270m", "Q8_0", 6),
+          ("qwen3-30b-a3b", "Q4_K_M", 2), ("olmoe-1b-7b", "Q4_K_M", 2), ("gpt-oss-20b", "MXFP4", 2), ("qwen3.6-27b", "Q4_K_M", 2),
+          ("qwen3.6-35b-a3b", "Q4_K_M", 2), ("qwen3-next-80b-a3b", "Q4_K_M", 2), ("qwen3.8-flash-next", "Q4_K_M", 3)]
+FEW = dict(n_vocab=4096)                                       # of published shapes: layers as wide as theirs, but one of each kind
+CHANGES = {"qwen3-0.6b": {}, "qwen3-8b": FEW, "llama-3-8b": FEW, "gemma3-270m": FEW, "qwen3-30b-a3b": FEW, "olmoe-1b-7b": FEW, "gpt-oss-20b": FEW,
+           "qwen3.6-27b": FEW | dict(interval=2), "qwen3.6-35b-a3b": FEW | dict(interval=2), "qwen3-next-80b-a3b": FEW | dict(interval=2, n_expert=128),
+           "qwen3.8-flash-next": FEW | dict(interval=3, n_expert=64, ple_base=2000)}
+ALL = ",".join(map(str, range(len(MODELS))))
+ORDER = [0, *range(16, len(MODELS)), *range(1, 16)]            # what no card has given yet comes first
 
 def name_of(like, type, layers): return like if type is None else f"{like} {type} {layers or ''}".strip()
 
 def open_model(like, type, layers):
     "An open file, its configuration, and a text of PROMPT ids."
     if like == "mini": path = next(p for p in (r/"data"/"models"/"alphabook-mini.gguf" for r in (ROOT, ROOT.parent)) if p.exists())
+    elif like == "smollm2": path = smollm2()
     else:
         path = Path(tempfile.gettempdir())/f"gpu-{like}-{type}-{layers}-{os.getpid()}.gguf"
-        synth(like, type, path, n_layers=layers)
+        synth(like, type, path, n_layers=layers, **CHANGES.get(like, {}))
     mf = ModelFile(path)
     cfg = load_config(mf)
-    if like != "mini": path.unlink()
+    if type: path.unlink()
     return mf, cfg, np.random.default_rng(7).integers(0, min(cfg.n_vocab, 250), PROMPT).tolist()
+
+def smollm2():
+    "The fetched file; or one put together from pieces in the temporary folder (a machine without network got them one by one)."
+    place, pieces = Path(tempfile.gettempdir())/"smollm2.gguf", sorted(Path(tempfile.gettempdir()).glob("smollm2.piece.*"))
+    if place.exists(): return place
+    if not pieces:
+        from alphabook.fetch import fetch
+        return fetch("smollm2")
+    with place.open("wb") as f:
+        for p in pieces: f.write(p.read_bytes())
+    return place
 
 def row_hash(row): return hashlib.sha256(np.ascontiguousarray(row, "<f4").tobytes()).hexdigest()[:16]
 
 # ---------------------------------------------------------------- recorded on a CPU
 def record(m):
-    "Ids, and a hash of each row of logits, of the numpy spec; of the CPU backend for the one model that is too large for it."
+    "Ids, and a hash of each row of logits, of the numpy spec; of the CPU backend for models that are too large for it."
     from alphabook import cpu_streams, streams
     from alphabook.arithmetic import argmax
     from alphabook.layers import Model
     from alphabook.rounds import run_round
     mf, cfg, ids = open_model(*m)
-    model = Model(mf, cfg, cpu_streams if m[0] == "mini" else streams)
+    model = Model(mf, cfg, cpu_streams if m[0] in CHANGES or m[1] is None else streams)
     cache, rows = model.new_cache(PROMPT + DECODED), []
     def read(part):
         y = run_round(model, cache, part); cache.commit(cache.n + len(part)); rows.extend(map(row_hash, y)); return y[-1]
@@ -60,14 +83,18 @@ def golden():
     out = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
     for m in MODELS[::-1]:
         if name_of(*m) in out: continue
-        out[name_of(*m)] = record(m)
+        out[name_of(*m)] = record(m) | dict(pending=True)        # until a card has given the same
         print(name_of(*m), out[name_of(*m)]["ids"][-DECODED:], flush=True)
         if m == MODELS[0]: out["engine"] = engine(True)
-        GOLDEN.write_text("{\n" + ",\n".join(f" {json.dumps(k)}: {json.dumps(v)}" for k, v in out.items()) + "\n}\n")
+        write_golden(out)
+
+def write_golden(out):
+    "One model a line."
+    GOLDEN.write_text("{\n" + ",\n".join(f" {json.dumps(k)}: {json.dumps(v)}" for k, v in out.items()) + "\n}\n")
 
 # ---------------------------------------------------------------- compared on a GPU
-def check_one(m, arms=None):
-    "One model: {arm: (rows compared, rows different)}."
+def check_one(m, arms=None, place=None):
+    "One model: {arm: (rows compared, rows different)}; the file `place` has what is known so far, and what went wrong."
     from alphabook.gpu_layers import GpuModel
     import alphabook.gpu_rounds
     known = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
@@ -114,10 +141,20 @@ def check_one(m, arms=None):
         compare(arm, 40, model.run_round(cache, ids[40:]))
     todo = {"chunks of 64": lambda a: chunks(a, 64), "chunks of 7": lambda a: chunks(a, 7), "chunks of 33": lambda a: chunks(a, 33), "64, 16 and 4 rows": lambda a: sizes(a, (64, 16, 4)), "one row": lambda a: chunks(a, 1),
             "rejections, width 3": lambda a: rejections(a, 3), "rejections, width 8": lambda a: rejections(a, 8), "greedy": lambda a: greedy(a, 4), "rollback and restore": again}
-    for arm, f in todo.items():
-        if arms is None or arm in arms: f(arm)
-    recordings = sum(bool(r.graph) for s in model.spare for r in s.recordings.values())
-    return dict(model=name_of(*m), load_s=round(loaded, 2), seconds=round(time.time() - start, 1), recordings=recordings, recorded_here=bool(here), arms=result)
+    errors = {}
+    def so_far():
+        recordings = sum(bool(r.graph) for s in model.spare for r in s.recordings.values())
+        found = dict(model=name_of(*m), load_s=round(loaded, 2), seconds=round(time.time() - start, 1), recordings=recordings, recorded_here=bool(here), arms=result, errors=errors)
+        if place: Path(f"{place}.new").write_text(json.dumps(found)); os.replace(f"{place}.new", place)
+        return found
+    for arm in QUICK:
+        if arms is not None and arm not in arms: continue
+        try: todo[arm](arm)
+        except Exception:
+            if not place: raise
+            errors[arm] = traceback.format_exc()
+        so_far()
+    return so_far()
 
 def engine(record=False):
     "The engine on the bundled model: the hash of all logits, and the same ids without looking at logits."
@@ -149,6 +186,59 @@ def check(out, jobs, models, arms):
             bad = sum(b for _, b in r.get("arms", {}).values())
             print("FAILED" if "failed" in r else "BITS DIFFER" if bad else "ok", json.dumps(r), flush=True)
     Path(out, "check.json").write_text(json.dumps(done, indent=1))
+
+QUICK = ["64, 16 and 4 rows", "one row", "rejections, width 8", "greedy", "rollback and restore", "chunks of 7", "chunks of 33", "rejections, width 3", "chunks of 64"]
+
+def card(out, seconds_, jobs, models):
+    "All models in processes of their own, the new ones first; what each has done so far is in --out all the time."
+    start, folder = time.time(), Path(tempfile.mkdtemp())
+    todo, running, failed = list(models), {}, {}
+    def gather():
+        found = [json.loads(f.read_text()) for f in sorted(folder.glob("*.json"))]
+        lost = [dict(model=name_of(*MODELS[i]), failed=text) for i, text in failed.items()]
+        Path(out, "card.json.new").write_text(json.dumps(dict(seconds=round(time.time() - start), checks=found + lost), indent=1))
+        os.replace(Path(out, "card.json.new"), Path(out, "card.json"))
+    while (todo or running) and time.time() - start < seconds_:
+        while todo and len(running) < jobs:
+            i = todo.pop(0)
+            log = open(folder/f"{i}.log", "w+")
+            running[i] = subprocess.Popen([sys.executable, __file__, "one", "--model", str(i), "--out", str(folder/f"{i}.json")], stdout=log, stderr=log), log
+        time.sleep(1)
+        for i in [i for i, (p, _) in running.items() if p.poll() is not None]:
+            p, log = running.pop(i)
+            log.seek(0)
+            if p.returncode: failed[i] = log.read()[-20000:]
+            print("FAILED" if p.returncode else "ended", name_of(*MODELS[i]), round(time.time() - start), "s", flush=True)
+        gather()
+    for i, (p, log) in running.items():
+        p.kill(); p.wait(); log.seek(0)
+        failed[i] = "out of time " + log.read()[-20000:]
+    for i in todo: failed[i] = "not begun"
+    gather()
+    for c in json.loads(Path(out, "card.json").read_text())["checks"]:
+        arms = c.get("arms", {})
+        print(c["model"], sum(a for a, _ in arms.values()), "rows", sum(b for _, b in arms.values()), "different", len(arms), "of", len(QUICK) + 1, "arms", c.get("seconds"),
+              "s", c.get("failed", "").strip()[-300:], *(f"{k}: {v[-300:]}" for k, v in c.get("errors", {}).items()), flush=True)
+
+def confirm(out, commit):
+    "Records that a card gave too are records from now on; writes what it compared to data/results."
+    from alphabook.arithmetic import CONTRACT_VERSION
+    import datetime
+    report, known, rows = json.loads(Path(out, "card.json").read_text()), json.loads(GOLDEN.read_text()), []
+    for c in report["checks"]:
+        arms, name = c.get("arms", {}), c["model"]
+        if not arms: print("nothing of", name, c.get("failed", "")[-200:]); continue
+        bad, complete = sum(b for _, b in arms.values()), {"64, 16 and 4 rows", "one row"} <= set(arms)
+        if not bad and complete: known[name].pop("pending", None)
+        print(name, "different" if bad else "equal" if complete else "not complete")
+        for arm, (n, b) in arms.items():
+            rows.append(dict(model=name, quantization=name.split()[1] if " " in name else "as in the file", context=PROMPT + DECODED, width=None, mode="exact", arm=arm,
+                             drafter="none", value=b, unit="rows different", n=n, spread=None))
+    write_golden(known)
+    head = dict(topic="gpu-records", device="h200", date=datetime.date.today().isoformat(), commit=commit, command="python data/trials/gpu_models.py card", contract_version=CONTRACT_VERSION,
+                seconds=report["seconds"], not_finished=[c["model"] for c in report["checks"] if "failed" in c or "errors" in c])
+    text = json.dumps(head, indent=1)[:-2] + ',\n "rows": [\n' + ",\n".join("  " + json.dumps(r) for r in rows) + "\n ]\n}\n"
+    (ROOT/"data"/"results"/"h200"/f"gpu-records-{head['date']}.json").write_text(text)
 
 # ---------------------------------------------------------------- compared in Triton's interpreter
 def small(like, type, **changes):
@@ -349,7 +439,7 @@ def results(out, commit):
 
 def main():
     p = argparse.ArgumentParser(); p.add_argument("what"); p.add_argument("--out", default="."); p.add_argument("--model", type=int, default=0)
-    p.add_argument("--models", default=",".join(map(str, range(len(MODELS))))); p.add_argument("--jobs", type=int, default=12); p.add_argument("--shapes", default="8b,35b-a3b,30b-a3b,0.6b,27b"); p.add_argument("--widths", default="1,8,64")
+    p.add_argument("--models", default=ALL); p.add_argument("--jobs", type=int, default=12); p.add_argument("--shapes", default="8b,35b-a3b,30b-a3b,0.6b,27b"); p.add_argument("--widths", default="1,8,64")
     p.add_argument("--quick", action="store_true"); p.add_argument("--deep", default="32768"); p.add_argument("--arms"); p.add_argument("--layers", type=int); p.add_argument("--commit"); p.add_argument("--seconds", type=float, default=120)
     a = p.parse_args()
     widths = [int(w) for w in a.widths.split(",")]
@@ -359,7 +449,9 @@ def main():
             small("tiny-llama", "Q4_K", n_layer=1, n_ff=256)
             small("tiny-qwen35moe", "Q4_0", n_layer=2, interval=2, n_expert=4, n_ff_shared=64)
             small("tiny-qwen4exp", "Q8_0", n_expert=2, n_used=1)
-        elif what == "one": print(json.dumps(check_one(MODELS[a.model], a.arms and a.arms.split(";"))))
+        elif what == "one": print(json.dumps(check_one(MODELS[a.model], a.arms and a.arms.split(";"), a.out if a.out.endswith(".json") else None)))
+        elif what == "card": card(a.out, a.seconds, a.jobs, ORDER if a.models == ALL else [int(m) for m in a.models.split(",")])
+        elif what == "confirm": confirm(a.out, a.commit)
         elif what == "warm":
             start, jobs = time.time(), {(s, w): spawn("time", "--quick", "--layers", 8, "--shapes", s, "--widths", w, "--out", a.out)
                                         for w in widths[::-1] for s in a.shapes.split(",")}

@@ -196,7 +196,10 @@ def plans(type, R, K, W):
     if W <= 8:
         for C, RT, programs in ((16, 1, 132), (8, 1, 132), (8, 1, 264), (8, 2, 132), (4, 2, 264), (4, 4, 132), (4, 1, 528), (2, 4, 264)):
             if C <= C16: out.append(P(8, C, RT, C*RT, min(-(-T//RT), programs), int(NB > C)))
-    else: out += [P(8, C8, 1, C8, 132, 2)] + [P(NC, st, r, r, 0, 3) for NC, r, st in ((16, 4, 3), (32, 4, 3), (32, 4, 2), (64, 4, 2), (32, 8, 2), (16, 8, 3)) if NC <= W]
+    else:
+        out += [P(8, C, RT, C*RT, min(-(-T//RT), programs), 2) for C, RT, programs in
+                ((4, 1, 396), (4, 1, 528), (4, 2, 264), (8, 1, 132), (8, 1, 264), (16, 1, 132), (2, 2, 528)) if C <= C16]
+        out += [P(NC, st, r, r, 0, 3) for NC, r, st in ((16, 4, 3), (32, 4, 3), (64, 4, 2)) if NC <= W]
     return list(dict.fromkeys(out))
 
 def compile_one(job):

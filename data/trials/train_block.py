@@ -1,0 +1,53 @@
+"""Teach the block drafter of alphabook-mini on a GPU: chapter 29f with a corpus of token ids and a number of seconds.
+
+    python data/trials/train_block.py --corpus ids.bin --write 25 --learn 90 --out OUT
+
+`ids.bin` holds token ids of alphabook-mini, uint16, a 0 behind each document (chapter 29b). OUT gets dflash.pt and
+dflash2.pt (weights), texts.npz (some texts that were held back) and lesson.json (what was done, the curves, how many
+leading guesses were right). data/trials/block_file.py makes a file of one of them."""
+import argparse
+import sys
+import time
+import traceback
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from alphabook.teaching import BlockConfig, Lesson, teach
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument("--model", type=Path, default=Path(__file__).parents[1]/"models"/"alphabook-mini.gguf")
+    parser.add_argument("--write", type=float, default=25, help="seconds of writing texts")
+    parser.add_argument("--learn", type=float, default=90, help="seconds of learning, for each drafter")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--batch", type=int, default=2048, help="texts that are written side by side")
+    parser.add_argument("--length", type=int, default=512, help="tokens of a text")
+    parser.add_argument("--texts", type=int, default=48, help="of a step")
+    parser.add_argument("--only", default="dflash,dflash2")
+    args = parser.parse_args()
+    start = time.time()
+    def say(line): print(f"{time.time() - start:6.1f} s  {line}", flush=True)
+    args.out.mkdir(parents=True, exist_ok=True)
+    base = BlockConfig()
+    variants = {"dflash": base, "dflash2": replace(base, conv=2, rank=64)}
+    variants = {name: variants[name] for name in args.only.split(",")}
+    corpus = np.fromfile(args.corpus, np.uint16)
+    say(f"torch {torch.__version__}, {len(corpus):,} ids of corpus")
+    try: teach(args.model, corpus, args.out, variants, Lesson(texts=args.texts), args.write, args.learn, args.device,
+               args.batch, args.length, say=say)
+    except Exception:
+        (args.out/"error.txt").write_text(traceback.format_exc())
+        raise
+    finally:
+        if args.device == "cuda": say(f"most memory {torch.cuda.max_memory_allocated()/2**30:.1f} GiB")
+
+
+if __name__ == "__main__": main()
