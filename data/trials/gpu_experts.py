@@ -7,7 +7,7 @@
 
 TRITON_INTERPRET=1 and --like tiny-qwen35moe try `bits` and `speed` without a GPU.
 """
-import argparse, datetime, json, os, statistics, subprocess, sys, time, traceback
+import argparse, datetime, json, os, shutil, statistics, subprocess, sys, time, traceback
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -16,7 +16,8 @@ sys.path[:0] = [str(ROOT), str(HERE)]
 import numpy as np
 
 LIKE, GB = "qwen3.6-35b-a3b", 1 << 30
-SHM = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path("/tmp")
+def room(p): return shutil.disk_usage(p).free if Path(p).is_dir() else 0
+SHM = Path("/dev/shm" if room("/dev/shm") > room("/tmp")//2 or room("/dev/shm") > 30*GB else "/tmp")
 
 def wait():
     import torch
@@ -130,7 +131,7 @@ def pattern():
     path = HERE/"mini_routes.npz"
     return load_trace(path)
 
-def speed(out, like=LIKE, layers=None, caps="all,16,24,0", tokens=128, prompt=512, passes=3, path=None, workers=None, bound=4, ctx=4096, warm=False):
+def speed(out, like=LIKE, layers=None, caps="all,16,24,0", tokens=128, prompt=512, passes=3, path=None, workers=None, bound=4, ctx=4096):
     "Rows: decode and prompt speeds by cap, with what a round's time consists of; ids and last logits compared between caps."
     import torch
     from alphabook.config import load_config
@@ -157,15 +158,16 @@ def speed(out, like=LIKE, layers=None, caps="all,16,24,0", tokens=128, prompt=51
     def timed(f):
         wait(); t = time.perf_counter(); f(); wait(); return time.perf_counter() - t
     for cap in caps.split(","):
-        start = time.time()
+        start, (cap, _, many) = time.time(), cap.partition(":")
+        if many: workers = sorted(os.sched_getaffinity(0))[1:1 + int(many)]
         how = dict(part=1.0) if cap == "all" else dict(part=0.0, bound=0) if cap == "0" else dict(part=float(cap)) if cap.startswith("0.") else dict(vram=int(cap)*GB)
         if gpu: torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated() if gpu else 0
         store = ExpertStore(mf, cfg, ranking=ranking, workers=workers, **(dict(bound=bound, n_ctx=ctx) | how), say=print)
-        store.cpu.update(near)
+        store.cpu.update(near); store.patience = min(store.patience, 4_000_000)
         model = GpuModel(mf, cfg, store=store)
         near = store.cpu
-        name = {"all": "all in slots", "0": "none in slots"}.get(cap, f"cap {cap} GiB")
+        name = {"all": "all in slots", "0": "none in slots"}.get(cap, f"cap {cap} GiB") + f", {len(store.workers.cores)} workers"
         n_slots = sum(int((b.owner >= 0).sum()) for b in store.banks)
         row(f"{name}, loaded", time.time() - start, "s", slots=n_slots, experts=cfg.n_expert*cfg.n_layer, workers=len(store.workers.cores))
         cache = model.new_cache(prompt + passes*tokens + 64)
@@ -185,8 +187,8 @@ def speed(out, like=LIKE, layers=None, caps="all,16,24,0", tokens=128, prompt=51
             t = timed(decode); times.append(tokens/t)
             notes.append(dict(ms=t/tokens*1e3, wait_ms=int(store.notes[2])/1e6/tokens, hit=store.hits/max(1, store.hits + store.misses), misses=store.misses/max(1, store.rounds), admitted=store.admitted/max(1, store.rounds)))
         last = model.run_round(cache, [said[-1]])
-        known[cap] = said, last.tobytes()
-        same = known[cap] == known[next(iter(known))]
+        known[name] = said, last.tobytes()
+        same = known[name] == known[next(iter(known))]
         row(f"{name}, decode", statistics.median(times), "tok/s", max(times) - min(times), len(times), values=times, passes=notes, same_text=same, finite=bool(np.isfinite(last).all()),
             peak_gib=(torch.cuda.max_memory_allocated() - held)/GB if gpu else 0, ids=said[1:9])
         if cap == "0":
@@ -204,8 +206,6 @@ def speed(out, like=LIKE, layers=None, caps="all,16,24,0", tokens=128, prompt=51
                 nbytes = sum(t.nbytes for name_, t in s.tensors[0].items() if name_ in ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"))/cfg.n_expert*n
                 row(f"CPU alone, {n} experts", statistics.median(got)*1e6, "µs", (max(got) - min(got))*1e6, len(got), gbs=nbytes/statistics.median(got)/1e9)
             s.workers.rest()
-        if not warm and cap not in ("all",):
-            pass
         store.end(); del cache, model, store
         import gc; gc.collect()
         if gpu: torch.cuda.empty_cache()
@@ -251,7 +251,7 @@ if __name__ == "__main__":
     p = argparse.ArgumentParser()
     p.add_argument("what", choices=["bits", "bell", "speed", "make", "all"])
     p.add_argument("--out", default=os.environ.get("OUT", ".")); p.add_argument("--seconds", type=float, default=150); p.add_argument("--like", default=LIKE)
-    p.add_argument("--layers", type=int); p.add_argument("--caps", default="all,16,0"); p.add_argument("--tokens", type=int, default=128); p.add_argument("--passes", type=int, default=3)
+    p.add_argument("--layers", type=int); p.add_argument("--caps", default="all,16,0,0:15"); p.add_argument("--tokens", type=int, default=128); p.add_argument("--passes", type=int, default=3)
     p.add_argument("--prompt", type=int, default=512); p.add_argument("--workers", type=int); p.add_argument("--bound", type=int, default=4)
     a = p.parse_args()
     Path(a.out).mkdir(parents=True, exist_ok=True)
