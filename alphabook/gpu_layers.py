@@ -8,7 +8,7 @@ __all__ = ['GROUPS', 'Together', 'flat', 'stacked', 'load_mixture', 'Table', 'lo
            'chosen_blocks', 'decay_inputs', 'gdn_mixer', 'product_into', 'middle', 'dense', 'tasks_of', 'expert_rows',
            'routed', 'mixture', 'add_bias', 'residual', 'reads_floats', 'block', 'trunk', 'head', 'normed_head']
 
-# %% ../nbs/11d_gpu_layers.ipynb #b06daf70
+# %% ../nbs/11d_gpu_layers.ipynb #9ee9efe6
 import re
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -25,9 +25,11 @@ from .gpu_experts import Tasks, group_rows
 from .gpu_functions import INTERPRET, add, gated, scale, softcap
 from .gpu_heads import heads, load_steps, rope_angles
 from .gpu_hybrid import combine, gated_norm, gated_norm_quantize, gdn, gdn_inputs, route
+from .gpu_kv import check_kinds
 from .gpu_matrices import FLOATS, embed, expert_matmul, load_experts, load_matrix, matmul
 from .gpu_norms import rms_norm
 from .gpu_streams import choose_blocks, load_hashing, write_index
+from .kv import EXACT_KV
 from .layers import short_name
 from .modelfile import ModelFile
 
@@ -120,16 +122,18 @@ def load_layer(layer, # SimpleNamespace, filled in
         else: value = load_matrix(*flat(t), device=device)
         setattr(layer, name, value)
 
-# %% ../nbs/11d_gpu_layers.ipynb #5d55ad27
+# %% ../nbs/11d_gpu_layers.ipynb #1a9c2fc3
 class GpuModel:
     "A model on a GPU: what `alphabook.layers.Model` is for other backends."
     def __init__(self, mf: ModelFile, # the open file
                  cfg: ModelConfig, # from `load_config`
                  progress = None, # called with (bytes loaded, bytes in all) after each layer
                  device = None, # None: the current GPU, or the CPU in Triton's interpreter
+                 kv: tuple = EXACT_KV, # types of keys and values (chapter 10ha)
                  store = None): # of its experts, if not all of them fit (chapter 20b)
-        kinds = [cfg.mixer(i) for i in range(cfg.n_layer)]
-        self.cfg, self.store, self.device = cfg, store, torch.device(device or ("cpu" if INTERPRET else "cuda"))
+        check_kinds(kv, cfg.head_dim)
+        self.kv, self.store, kinds = kv, store, [cfg.mixer(i) for i in range(cfg.n_layer)]
+        self.cfg, self.device = cfg, torch.device(device or ("cpu" if INTERPRET else "cuda"))
         self.layers = [SimpleNamespace(index=i, slot=kinds[:i].count(kind)) for i, kind in enumerate(kinds)]
         self.whole, parts, done = SimpleNamespace(), {}, 0
         for name, tensor in model_tensors(mf, cfg).items():

@@ -69,7 +69,7 @@ def width_for(W: int) -> int: # rows, 1 … 64
     "The narrowest recorded round with room for W rows."
     return next(w for w in WIDTHS if w >= W)
 
-# %% ../nbs/11f_gpu_rounds.ipynb #af630811
+# %% ../nbs/11f_gpu_rounds.ipynb #9d8afdb3
 class State:
     "Tables and recordings of one text."
     def __init__(self, model: GpuModel, n_ctx: int): # positions
@@ -77,7 +77,7 @@ class State:
         nets = [cfg.mixer(i) for i in range(cfg.n_layer)].count("gdn")
         def zeros(*shape, dtype=torch.float32): return torch.zeros(shape, dtype=dtype, device=d)
         self.model, self.n_ctx, self.nets = weakref.proxy(model), n_ctx, nets
-        self.keys, self.values = kv_tables(cfg.n_layer - nets, n_ctx, cfg.n_kv_head, cfg.head_dim, d)
+        self.keys, self.values = kv_tables(cfg.n_layer - nets, n_ctx, cfg.n_kv_head, cfg.head_dim, d, model.kv)
         self.S = zeros(2, nets, cfg.gdn_v, cfg.gdn_dim, cfg.gdn_dim)
         self.windows = zeros(nets, cfg.conv_width - 1, (2*cfg.gdn_k + cfg.gdn_v)*cfg.gdn_dim)
         self.turn, self.accepted, self.last, self.unused = (zeros(1, dtype=torch.int32) for _ in range(4))

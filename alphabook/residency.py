@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['KEEP_FREE', 'RESIDENCIES', 'needed_bytes', 'card_bytes', 'model_under', 'on_card', 'card_arm']
 
-# %% ../nbs/20c_residency.ipynb #41bdee5b
+# %% ../nbs/20c_residency.ipynb #a1f88a61
 import numpy as np
 import torch
 
@@ -13,10 +13,11 @@ from .arms import Arm, Subject, Text, register
 from .config import ModelConfig
 from .gpu_rounds import WIDTHS
 from .gpu_verdicts import GpuModel
+from .kv import EXACT_KV
 from .resolved import ExpertStore, device_bytes, joins_shared, make_banks
 from .rounds import prefill, run_round
 
-# %% ../nbs/20c_residency.ipynb #a99c49d5
+# %% ../nbs/20c_residency.ipynb #fed4c474
 KEEP_FREE = 1 << 30                            # bytes of a card that are left alone, if no cap is given
 
 def needed_bytes(mf, cfg: ModelConfig, n_ctx: int) -> int: # open file; positions
@@ -32,6 +33,7 @@ def card_bytes(): # bytes; None without a card
 
 def model_under(mf, cfg: ModelConfig, vram: int = None, # cap in bytes; None: what the card has free
                 n_ctx: int = 4096, # positions of a text
+                kv: tuple = EXACT_KV, # types of keys and values
                 progress = None, # called with (bytes loaded, bytes in all)
                 say = None, # called with a line about where experts are
                 **how) -> GpuModel: # workers, bound … of `ExpertStore`
@@ -45,11 +47,11 @@ def model_under(mf, cfg: ModelConfig, vram: int = None, # cap in bytes; None: wh
         slots = sum(store.slots) - sum(b.fixed for b in store.banks)
         if say: say(f"{slots:,} of {cfg.n_expert*len(store.tensors):,} experts have slots on the card, the others are "
                     f"computed by {len(store.workers.cores)} cores")
-    model = GpuModel(mf, cfg, progress, store=store)
+    model = GpuModel(mf, cfg, progress, kv=kv, store=store)
     model.most_rows = WIDTHS[-1]
     return model
 
-# %% ../nbs/20c_residency.ipynb #0936f41e
+# %% ../nbs/20c_residency.ipynb #dbe13501
 RESIDENCIES = dict(all=dict(part=1.0), none=dict(part=0.0), random=dict(part=0.5), adaptive=dict(part=1/3))
 
 def on_card(subject: Subject) -> tuple: # residencies
@@ -61,7 +63,8 @@ def on_card(subject: Subject) -> tuple: # residencies
 def card_arm(subject: Subject, text: Text, which: str, arm: Arm):
     "The text with its experts here and there."
     store = ExpertStore(subject.mf, subject.model.cfg, **RESIDENCIES[which])
-    model, rng, ids = GpuModel(subject.mf, subject.model.cfg, store=store), np.random.default_rng(0), text.ids
+    model = GpuModel(subject.mf, subject.model.cfg, kv=subject.model.kv, store=store)
+    rng, ids = np.random.default_rng(0), text.ids
     model.most_rows = WIDTHS[-1]
     cache = model.new_cache(len(ids))
     yield text.start - 1, prefill(model, cache, ids[:text.start])
