@@ -89,7 +89,7 @@ class Experts:
                  type: str, R: int, K: int):
         self.tiles, self.type, self.E, self.R, self.K = tiles, type, len(tiles), R, K
 
-# %% ../nbs/10g_gpu_experts.ipynb #2d291063
+# %% ../nbs/10g_gpu_experts.ipynb #fd95ff0c
 def expert_product(w: Experts, # quantized weights [E, R, K]
                    acts: Acts, # N rows, or N/per rows
                    tasks: Tasks, # of N rows
@@ -102,7 +102,7 @@ def expert_product(w: Experts, # quantized weights [E, R, K]
     q, m = (v.view(torch.int32) for v in (acts.q, acts.m8 if packing(w.type).groups == 8 else acts.m16))
     launch(expert_kernel, (p.programs, tasks.most), w.tiles, q, acts.a, acts.s, m, acts.d, y, tasks.rows,
            tasks.start, tasks.expert, tasks.count, w.R, T, NB, S=-(-acts.W//8)*8, TYPE=w.type, NC=p.NC, C=p.C, RT=p.RT,
-           MODE=p.mode, PER=per if tasks.listed else -per, LISTED=tasks.listed, warps=p.warps, stages=1)
+           MODE=p.mode, PER=per if tasks.listed else -per, LISTED=tasks.listed, warps=p.warps, stages=1, registers=p.registers)
     return y
 
 def expert_plan(tasks: Tasks,
@@ -113,4 +113,5 @@ def expert_plan(tasks: Tasks,
     RT = max(1, 4//C)
     groups = -(-T//RT)
     passes = max(1, round(groups/max(8, 2112/(C*RT)/tasks.n)))       # as many for each program
-    return Plan(8, C, RT, C*RT, -(-groups//passes), 2 if tasks.widest > 8 else 0 if NB <= C else 1)
+    mode = 2 if tasks.widest > 8 else 0 if NB <= C else 1
+    return Plan(8, C, RT, C*RT, -(-groups//passes), mode, registers=None if mode == 2 else 128)
