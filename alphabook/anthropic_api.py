@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CountRequest', 'MessagesRequest', 'assistant_message', 'blocks_to_messages', 'messages_in', 'tools_in',
-           'messages_text', 'prompt_tokens', 'messages_wish', 'stop_reason', 'tokens_used', 'message',
+           'messages_text', 'prompt_tokens', 'messages_wishes', 'stop_reason', 'tokens_used', 'message',
            'messages_answer', 'Blocks', 'messages_stream']
 
 # %% ../nbs/24f_anthropic_api.ipynb #676095df
@@ -76,7 +76,7 @@ def tools_in(body: CountRequest) -> tuple: # (tools in OpenAI's form, or None; f
     kinds = dict(auto="auto", none="none", any="required", tool=dict(type="function", name=choice.get("name")))
     return tool_wishes(tools, kinds.get(choice.get("type"), "unknown"))
 
-# %% ../nbs/24f_anthropic_api.ipynb #dfd928da
+# %% ../nbs/24f_anthropic_api.ipynb #824c8911
 def messages_text(service: Service, body: CountRequest) -> tuple: # (text, opened)
     "The prompt of a request. Thinking is on or off where the client says so and the template listens."
     try: messages = messages_in(body)
@@ -90,7 +90,7 @@ def prompt_tokens(service: Service, body: CountRequest) -> tuple: # (ids, opened
     text, opened = messages_text(service, body)
     return service.ready().tokenizer.encode(text, add_special=False), opened
 
-def messages_wish(service: Service, body: MessagesRequest) -> tuple: # (Wish, opened, whether tools are offered)
+def messages_wishes(service: Service, body: MessagesRequest) -> tuple: # ([Wish], opened, whether tools are offered)
     "What a request asks for."
     check_extra(body)
     (ids, opened), (offered, forced) = prompt_tokens(service, body), tools_in(body)
@@ -99,9 +99,9 @@ def messages_wish(service: Service, body: MessagesRequest) -> tuple: # (Wish, op
         raise ApiError(400, "thinking.budget_tokens: must be a number of tokens", param="thinking")
     wish = Wish(ids, body, "messages", body.stop_sequences or [], body.max_tokens, form=forced_form(service, forced),
                 opened=opened, thinking=budget)
-    return wish, opened, bool(offered)
+    return [wish], opened, bool(offered)
 
-# %% ../nbs/24f_anthropic_api.ipynb #65ae8ae0
+# %% ../nbs/24f_anthropic_api.ipynb #1836292d
 def stop_reason(job, calls: int) -> str:
     "Why it ended, in Anthropic's words."
     if calls: return "tool_use"
@@ -119,10 +119,9 @@ def message(service: Service, content: list, job, reason: str | None) -> dict:
                 stop_reason=reason, stop_sequence=job.g.stopped_by if reason == "stop_sequence" else None,
                 usage=tokens_used(job))
 
-async def messages_answer(service: Service, answers: Answers, opened: bool, tools: bool) -> dict:
+async def messages_answer(service: Service, answers: Answers, opened: bool, tools: bool, body) -> dict:
     "A whole message."
-    text, job = "", answers.jobs[0]
-    async for _, token in answers: text += token.text if token else ""
+    (text,), job = await answers.texts(), answers.jobs[0]
     parts = whole(AnswerReader(opened, tools).push(text, final=True))
     content = [dict(type="thinking", thinking=parts["reasoning"], signature="")] if parts["reasoning"] else []
     if parts["content"]: content.append(dict(type="text", text=parts["content"]))
@@ -161,8 +160,8 @@ class Blocks:
         arguments = json.dumps(part["arguments"], ensure_ascii=False)
         return [*begun, self.delta(type="input_json_delta", partial_json=arguments), *self.close()]
 
-# %% ../nbs/24f_anthropic_api.ipynb #170a96fe
-async def messages_stream(service: Service, answers: Answers, opened: bool, tools: bool):
+# %% ../nbs/24f_anthropic_api.ipynb #bc8659ea
+async def messages_stream(service: Service, answers: Answers, opened: bool, tools: bool, body):
     "The events of a message. It starts when the prompt was read: only then is it known what of it was remembered."
     reader, blocks, job, begun = AnswerReader(opened, tools), Blocks(), answers.jobs[0], False
     def sent(events): return "".join(event(e, e["type"]) for e in events)

@@ -178,17 +178,16 @@ def scale(x, # float32
     "x·c."
     return x*f32(c)
 
-# %% ../nbs/03b_arithmetic.ipynb #e926b160
+# %% ../nbs/03b_arithmetic.ipynb #e2b6cc34
 def columns(x, # float32 [..., n]
             start: int, stop: int,
             ): # float32 [..., stop − start]
     "A copy of some columns."
     return np.ascontiguousarray(x[..., start:stop])
 
-def joined(a, b, # float32 [A, C], [B, C]
-           ): # float32 [A + B, C]
-    "The rows of a, then those of b."
-    return np.concatenate([a, b])
+def joined(*parts): # float32 [n, C] each → [sum of all n, C]
+    "The rows of all, one part after another."
+    return np.concatenate(parts)
 
 # %% ../nbs/03b_arithmetic.ipynb #fd018dd3
 def store_rows(k_table, v_table, # float16 [n_ctx, KV, D], or of another type of chapter 02d; changed

@@ -277,18 +277,18 @@ def restore_arm(subject: Subject, text: Text, _, arm: Arm):
             yield pos, run_round(model, cache, ids[pos:pos + 1])[0]
             cache.commit(pos + 1)
 
-# %% ../nbs/12a_arms.ipynb #9401aca1
+# %% ../nbs/12a_arms.ipynb #18d0736c
 @register("not recorded")
 def eager_arm(subject: Subject, text: Text, _, arm: Arm):
     "Rounds that run operation by operation, one row and several in turn."
     if not hasattr(getattr(subject.model, "ops", None), "recording"): raise Skip("this backend records nothing")
     model, ids = copy.copy(subject.model), text.ids
-    model.record, cache = False, model.new_cache(len(ids))
+    model.record, model.tapes, cache = False, {}, model.new_cache(len(ids))
     while cache.n < len(ids):
         pos, rows = cache.n, ids[cache.n:cache.n + 1 + 4*(cache.n % 2)]
         yield from enumerate(run_round(model, cache, rows), pos)
         cache.commit(pos + len(rows))
-        arm.work += not cache.tapes
+        arm.work += not model.tapes
 
 # %% ../nbs/12a_arms.ipynb #847c7cf0
 def run_arms(subject: Subject, text: Text, arms: dict, # name → Arm, filled in

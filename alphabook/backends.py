@@ -7,7 +7,8 @@ __all__ = ['SMALL', 'SLOW', 'INTERPRETED', 'FEW', 'NAMED', 'NEAR', 'mixed_rounds
            'load_on', 'on', 'exact_keys', 'few_rounds', 'spec_arm', 'cpu_arm', 'gpu_keys', 'gpu_arm', 'interpret',
            'interpreter_arm', 'row_hash', 'record_of', 'recorded_arm', 'fp32_arm']
 
-# %% ../nbs/12c_backends.ipynb #49815a79
+# %% ../nbs/12c_backends.ipynb #b79113cc
+import copy
 import ctypes
 import hashlib
 import io
@@ -54,7 +55,7 @@ def thread_arm(subject: Subject, text: Text, n: int, arm: Arm):
         yield from mixed_rounds(subject.model, text.ids, arm)
     finally: ops.set_threads(subject.threads)
 
-# %% ../nbs/12c_backends.ipynb #b58b4db1
+# %% ../nbs/12c_backends.ipynb #591ae3d3
 @register("instructions: {}", lambda subject: ("portable", "avx2", "vnni"))
 def path_arm(subject: Subject, text: Text, path: str, arm: Arm):
     "Kernels of another instruction set."
@@ -62,7 +63,9 @@ def path_arm(subject: Subject, text: Text, path: str, arm: Arm):
     if not hasattr(ops, "set_vectors"): raise Skip("this backend has one path")
     if path not in available_paths(): raise Skip(f"this CPU has no {path}")
     ops.set_vectors(path)
-    try: yield from mixed_rounds(subject.model, text.ids, arm)
+    model = copy.copy(subject.model)
+    model.tapes = {}                                          # recordings hold kernels
+    try: yield from mixed_rounds(model, text.ids, arm)
     finally: ops.set_vectors(os.environ.get("ALPHABOOK_VECTORS"))
 
 # %% ../nbs/12c_backends.ipynb #fa658c51

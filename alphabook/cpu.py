@@ -78,7 +78,7 @@ def scale(x, # float32 [..., n]
     share(_scale, x.size//n, x.size, _flat(x), F(c), n, out.reshape(-1))
     return out
 
-# %% ../nbs/09e_cpu.ipynb #af03684e
+# %% ../nbs/09e_cpu.ipynb #50367e93
 @kernel
 def _copy(lo, hi, x, B, group, row, n, out, to): # rows of n, to row `to` + r
     for r in range(lo, hi):
@@ -94,12 +94,13 @@ def columns(x, # float32 [..., n]
     share(_copy, part.size//n, part.size, *_rows(part), n, out.reshape(-1), 0)
     return out
 
-def joined(a, b, # float32 [A, C], [B, C]
-           ): # float32 [A + B, C]
-    "The rows of a, then those of b."
-    out, n = empty((len(a) + len(b), a.shape[1])), a.shape[1]
-    share(_copy, len(a), a.size, *_rows(a), n, out.reshape(-1), 0)
-    share(_copy, len(b), b.size, *_rows(b), n, out.reshape(-1), len(a))
+def joined(*parts): # float32 [n, C] each → [sum of all n, C]
+    "The rows of all, one part after another."
+    n, at = parts[0].shape[1], 0
+    out = empty((sum(map(len, parts)), n))
+    for x in parts:
+        share(_copy, len(x), x.size, *_rows(x), n, out.reshape(-1), at)
+        at += len(x)
     return out
 
 # %% ../nbs/09e_cpu.ipynb #82c0174f

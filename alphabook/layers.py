@@ -43,7 +43,7 @@ def load_tensor(ops, # backend
     if len(tensor.shape) == 3: return ops.load_experts(data, type)
     return ops.load_matrix(data, type, attr in ROWS_ONLY and not (tied and attr == "token_embd"))
 
-# %% ../nbs/11a_layers.ipynb #1733059f
+# %% ../nbs/11a_layers.ipynb #61f7a0db
 class Model:
     "A model ready to run: its configuration, a backend, and the weights in that backend's form."
     def __init__(self, mf: ModelFile, # the open file; must stay open
@@ -57,6 +57,7 @@ class Model:
         self.experts = experts
         self.cfg, self.ops, kinds = cfg, backend, [cfg.mixer(i) for i in range(cfg.n_layer)]
         self.kv, self.record = kv, True                      # rounds may be recorded, if the backend can
+        self.tapes, self.came = {}, {}                       # recordings; rounds that came, and how often
         self.taps = ()                                       # layers whose input rounds leave for others (chapter 18)
         self.layers = [SimpleNamespace(index=i, slot=kinds[:i].count(kind)) for i, kind in enumerate(kinds)]
         self.whole, tensors = SimpleNamespace(rope_freqs=None), model_tensors(mf, cfg)
@@ -130,12 +131,13 @@ def open_together(model: Model, texts: list, # of (cache, ids int [W ≥ 1]): to
         r.parts.append(Round(cache, new, cache.n, positions[rows], turned, rows=rows))
     return r
 
-# %% ../nbs/11a_layers.ipynb #1dc9e58f
-def each_text(r: Round, f, # function (round of one text, its rows of each array)
-              *arrays): # [W, …] each → what f returns, all rows
+# %% ../nbs/11a_layers.ipynb #6a66dfc3
+def each_text(ops, r: Round, f, # backend; function (round of one text, its rows of each array)
+              *arrays): # float32 [W, …] each → what f returns, all rows
     "What looks back, text by text."
     if not r.parts: return f(r, *arrays)
-    return np.concatenate([f(part, *(x[part.rows] for x in arrays)) for part in r.parts])
+    outs = [f(part, *(x[part.rows] for x in arrays)) for part in r.parts]
+    return ops.joined(*(y.reshape(len(y), -1) for y in outs)).reshape(-1, *outs[0].shape[1:])
 
 # %% ../nbs/11a_layers.ipynb #956aa4bd
 def project_heads(model: Model, layer, h, # h: float32 [W, n_embd], normed
@@ -153,7 +155,7 @@ def project_heads(model: Model, layer, h, # h: float32 [W, n_embd], normed
     if cfg.qk_norm: q, k = ops.rms_norm(q, layer.attn_q_norm, cfg.eps), ops.rms_norm(k, layer.attn_k_norm, cfg.eps)
     return q.reshape(W, -1, D), k.reshape(W, -1, D), v.reshape(W, -1, D), gate
 
-# %% ../nbs/11a_layers.ipynb #f53bc9b5
+# %% ../nbs/11a_layers.ipynb #0d8ae87b
 def attention_mixer(model: Model, layer, h, # h: float32 [W, n_embd], normed
                     r: Round): # float32 [W, n_embd]
     "Attention over everything up to each row's own position; writes the rows' keys and values to the cache first."
@@ -166,7 +168,7 @@ def attention_mixer(model: Model, layer, h, # h: float32 [W, n_embd], normed
         ops.store_rows(*table, r.positions, k, v, r.cache.flag)
         r.cache.written[layer.slot] = r.pos + len(k)
         return ops.attention(q, *table, r.positions, cfg.window if local else 0, cfg.attn_scale, **sinks)
-    y = each_text(r, attend, q, k, v).reshape(len(h), -1)                                  # (W, H·D)
+    y = each_text(ops, r, attend, q, k, v).reshape(len(h), -1)                                  # (W, H·D)
     if cfg.gated_attn: y = ops.sigmoid_gate(y, gate)
     y = ops.matmul(layer.attn_output, y)                                                   # (W, n_embd)
     return ops.add(y, layer.attn_output_bias) if cfg.out_bias else y
@@ -180,7 +182,7 @@ def gate_inputs(model: Model, layer, h, # h: float32 [W, n_embd], normed
     both, n = ops.matmul(layer.ssm_ba, h).reshape(len(h), cfg.gdn_k, -1), cfg.gdn_v//cfg.gdn_k   # (W, K, 2·V/K)
     return ops.columns(both, n, 2*n).reshape(len(h), -1), ops.columns(both, 0, n).reshape(len(h), -1)
 
-# %% ../nbs/11a_layers.ipynb #8f014688
+# %% ../nbs/11a_layers.ipynb #dc363cc4
 def gdn_mixer(model: Model, layer, h, # h: float32 [W, n_embd], normed
               r: Round): # float32 [W, n_embd]
     "The gated delta net over W rows, token by token; what it changes is proposed to the cache, not committed."
@@ -192,12 +194,12 @@ def gdn_mixer(model: Model, layer, h, # h: float32 [W, n_embd], normed
     def remember(r, q, *step):                                                              # step: k, v, decay, β
         r.cache.propose(i, *step)
         return ops.gdn(r.cache.memory[i], q, *step, cfg.gdn_tiled, r.cache.fresh[i])[0]
-    y = each_text(r, convolve, ops.matmul(layer.attn_qkv, h))                               # (W, (2K + V)·D)
+    y = each_text(ops, r, convolve, ops.matmul(layer.attn_qkv, h))                               # (W, (2K + V)·D)
     ends = 0, K*D, 2*K*D, (2*K + V)*D
     q, k, v = (ops.columns(y, *cut).reshape(len(h), -1, D) for cut in zip(ends, ends[1:]))
     q, k = ops.l2_norm(q, 1/math.sqrt(D)), ops.l2_norm(k)                                   # (W, K, D)
     decay, beta = ops.gdn_gates(*gate_inputs(model, layer, h), layer.ssm_a, layer.ssm_dt_bias)
-    o = each_text(r, remember, q, k, v, decay, beta)                                        # (W, V, D)
+    o = each_text(ops, r, remember, q, k, v, decay, beta)                                        # (W, V, D)
     z = ops.matmul(layer.attn_gate, h).reshape(len(h), V, D)
     return ops.matmul(layer.ssm_out, ops.gated_norm(o, layer.ssm_norm, cfg.eps, z, cfg.gdn_gate).reshape(len(h), -1))
 

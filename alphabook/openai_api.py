@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Tokens', 'RESERVED', 'StreamOptions', 'ChatRequest', 'CompletionRequest', 'wanted_schema', 'named_functions',
-           'tool_wishes', 'chat_prompt', 'chat_text', 'chat_wish', 'forced_form', 'completion_wishes', 'envelope',
+           'tool_wishes', 'chat_prompt', 'chat_text', 'chat_wishes', 'forced_form', 'completion_wishes', 'envelope',
            'usage', 'job_timings', 'chat_logprobs', 'completion_logprobs', 'chat_answer', 'completion_answer', 'dumps',
            'event', 'deltas', 'chat_stream', 'ended', 'completion_stream']
 
@@ -99,7 +99,7 @@ def chat_prompt(service: Service, messages: list, # as templates expect them
     except ValueError as e: raise ApiError(400, str(e), param="messages", code="chat_template") from None
     return text, text.rstrip().endswith("<think>")
 
-# %% ../nbs/24e_openai_api.ipynb #2f839181
+# %% ../nbs/24e_openai_api.ipynb #9a755d91
 def chat_text(service: Service, body: ChatRequest) -> tuple: # (text, opened)
     "The prompt of a chat request."
     more = dict(body.chat_template_kwargs or {})
@@ -108,7 +108,7 @@ def chat_text(service: Service, body: ChatRequest) -> tuple: # (text, opened)
     except ValueError as e: raise ApiError(400, str(e), param="messages") from None
     return chat_prompt(service, messages, tool_wishes(body.tools, body.tool_choice)[0], more)
 
-def chat_wish(service: Service, body: ChatRequest) -> tuple: # (Wish, opened, whether to look for calls)
+def chat_wishes(service: Service, body: ChatRequest) -> tuple: # ([Wish], opened, whether to look for calls)
     "What a chat request asks for."
     check_extra(body)
     schema, (offered, forced) = wanted_schema(body.response_format), tool_wishes(body.tools, body.tool_choice)
@@ -122,14 +122,14 @@ def chat_wish(service: Service, body: ChatRequest) -> tuple: # (Wish, opened, wh
     wish = Wish(ids, body, "messages", body.stops(), body.max_completion_tokens or body.max_tokens, body.n or 1,
                 (body.top_logprobs or 0) if body.logprobs else None, schema, forced_form(service, forced), opened,
                 body.thinking_budget)
-    return wish, opened, bool(offered) and schema is None
+    return [wish], opened, bool(offered) and schema is None
 
 def forced_form(service: Service, forced: list) -> str | None: # of functions → grammar
     "The form of a call that must come."
     return call_form(forced, notation_of(service.chat_template().source)) if forced else None
 
-# %% ../nbs/24e_openai_api.ipynb #bae0b409
-def completion_wishes(service: Service, body: CompletionRequest) -> list: # of Wish
+# %% ../nbs/24e_openai_api.ipynb #79a95026
+def completion_wishes(service: Service, body: CompletionRequest) -> tuple: # as of `chat_wishes`
     "What a completion request asks for, a wish for each prompt."
     check_extra(body)
     several = isinstance(body.prompt, list) and body.prompt and isinstance(body.prompt[0], (str, list))
@@ -139,7 +139,7 @@ def completion_wishes(service: Service, body: CompletionRequest) -> list: # of W
                        param="prompt")
     encode = service.ready().tokenizer.encode
     return [Wish(encode(p) if isinstance(p, str) else p, body, "prompt", body.stops(), body.max_tokens, body.n or 1,
-                 body.logprobs) for p in prompts]
+                 body.logprobs) for p in prompts], False, False
 
 # %% ../nbs/24e_openai_api.ipynb #8dd84e31
 def envelope(service: Service, kind: str, prefix: str) -> dict: # object, beginning of the id
@@ -176,13 +176,11 @@ def completion_logprobs(service: Service, job, since: int = 0) -> dict | None:
     return dict(tokens=[x["token"] for x in e], token_logprobs=[x["logprob"] for x in e],
                 top_logprobs=[{name(i): v for i, v in x["top"]} for x in e])
 
-# %% ../nbs/24e_openai_api.ipynb #000c658c
-async def chat_answer(service: Service, answers: Answers, opened: bool, tools: bool) -> dict:
+# %% ../nbs/24e_openai_api.ipynb #3e8303be
+async def chat_answer(service: Service, answers: Answers, opened: bool, tools: bool, body: ChatRequest) -> dict:
     "A whole chat completion."
-    texts = [""]*len(answers.jobs)
-    async for i, token in answers: texts[i] += token.text if token else ""
     choices = []
-    for i, (job, text) in enumerate(zip(answers.jobs, texts)):
+    for i, (job, text) in enumerate(zip(answers.jobs, await answers.texts())):
         parts = whole(AnswerReader(opened, tools).push(text, final=True))
         message = dict(role="assistant", content=parts["content"] or (None if parts["calls"] else ""), refusal=None)
         if parts["reasoning"]: message["reasoning_content"] = parts["reasoning"]
@@ -192,10 +190,9 @@ async def chat_answer(service: Service, answers: Answers, opened: bool, tools: b
     return dict(envelope(service, "chat.completion", "chatcmpl-"), choices=choices, usage=usage(answers.jobs),
                 timings=job_timings(answers.jobs))
 
-async def completion_answer(service: Service, answers: Answers) -> dict:
+async def completion_answer(service: Service, answers: Answers, *_) -> dict: # as of `chat_answer`
     "A whole completion."
-    texts = [""]*len(answers.jobs)
-    async for i, token in answers: texts[i] += token.text if token else ""
+    texts = await answers.texts()
     choices = [dict(index=i, text=text, logprobs=completion_logprobs(service, j), finish_reason=j.g.finish_reason)
                for i, (j, text) in enumerate(zip(answers.jobs, texts))]
     return dict(envelope(service, "text_completion", "cmpl-"), choices=choices, usage=usage(answers.jobs),
@@ -248,8 +245,8 @@ def ended(head: dict, jobs: list, body) -> str:
     last = dict(head, choices=[], usage=usage(jobs) if wants else None, timings=job_timings(jobs))
     return (event(last) if wants else "") + event("[DONE]")
 
-# %% ../nbs/24e_openai_api.ipynb #e3dc81d3
-async def completion_stream(service: Service, answers: Answers, body: CompletionRequest):
+# %% ../nbs/24e_openai_api.ipynb #a8b6e002
+async def completion_stream(service: Service, answers: Answers, opened: bool, tools: bool, body: CompletionRequest):
     "The events of a completion."
     head, jobs, shown = envelope(service, "text_completion", "cmpl-"), answers.jobs, [0]*len(answers.jobs)
     try:

@@ -17,7 +17,7 @@ from .copying import CopyDrafter
 from .mtp import MtpDrafter, load_block, run_pass
 from .rounds import prefill, run_round
 
-# %% ../nbs/17_policy.ipynb #79e87176
+# %% ../nbs/17_policy.ipynb #6233cb61
 class Alone:
     "One drafter, always asked, always verified."
     def __init__(self, drafter, # `draft(ids, n)`, `committed(ids, hidden, prompt)`, `rollback(n)`, `reset()`, `name`
@@ -37,8 +37,9 @@ class Alone:
         "Tell the drafter what the trunk has read."
         self.drafter.committed(ids, hidden, prompt)
 
-    def verified(self, drafted: int, accepted: int, seconds: float, round_seconds: float):
-        "What came of the last `draft`, and how long drafting and round took; it makes no difference here."
+    def verified(self, drafted: int, accepted: int, seconds: float = None, round_seconds: float = None):
+        """What came of the last `draft`, and how long drafting and round took, and the round alone; no times if others
+        had rows in it. It makes no difference here."""
 
     def rollback(self, n: int): self.drafter.rollback(n)
 
@@ -266,14 +267,17 @@ def gain(self: Auto, ids: list, sure: list) -> tuple: # (drafts, surplus, their 
 
 Auto.draft, Auto.guess, Auto.gain = draft, guess, gain
 
-# %% ../nbs/17_policy.ipynb #44d3e348
-def verified(self: Auto, drafted: int, accepted: int, seconds: float, round_seconds: float): # as `Alone.verified`
-    "Learn from a round; what is far beyond the usual was the machine's doing, and is cut."
+# %% ../nbs/17_policy.ipynb #2f5ff3f7
+def verified(self: Auto, drafted: int, accepted: int, seconds: float = None, round_seconds: float = None):
+    "Learn from a round, as `Alone.verified`; what is far beyond the usual was the machine's doing, and is cut."
     if callable(self.prices): return                          # nothing was asked yet
-    kind, rest = 1 if self.mtp_rest in self.asked else 2*(drafted > 0), seconds - round_seconds
-    self.prices.note(drafted + 1, round_seconds)
-    self.around[kind] += 0.1*(min(rest, 2*self.around[kind]) - self.around[kind])
-    seconds = min(round_seconds, 1.5*self.prices.seconds[drafted + 1]) + min(rest, 2*self.around[kind])
+    kind, price = 1 if self.mtp_rest in self.asked else 2*(drafted > 0), self.prices.seconds
+    if seconds is None: seconds = price[drafted + 1] + self.around[kind]       # the round was shared: as usual
+    else:
+        rest = seconds - round_seconds
+        self.prices.note(drafted + 1, round_seconds)
+        self.around[kind] += 0.1*(min(rest, 2*self.around[kind]) - self.around[kind])
+        seconds = min(round_seconds, 1.5*price[drafted + 1]) + min(rest, 2*self.around[kind])
     if self.last[2].startswith("mtp"): self.trust.note(self.guessed[:drafted], accepted)
     if not self.asked: self.plain += 0.05*(seconds - self.plain)
     for rest in self.asked: rest.note(accepted + 1 - seconds/self.plain)

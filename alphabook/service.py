@@ -214,7 +214,7 @@ def jobs(self: Service, wish: Wish) -> list: # of Job
 
 Service.biases, Service.shape, Service.jobs = biases, shape, jobs
 
-# %% ../nbs/24d_service.ipynb #a8d480fd
+# %% ../nbs/24d_service.ipynb #cbed303d
 class Answers:
     "The tokens of some jobs, for one client. Submitting may raise `ApiError`."
     def __init__(self, service: Service, receive, # ASGI's, after the body was read
@@ -253,6 +253,12 @@ class Answers:
                 left -= item is None
                 yield i, item
         finally: self.close()
+
+    async def texts(self) -> list:
+        "The whole text of each job."
+        out = [""]*len(self.jobs)
+        async for i, token in self: out[i] += token.text if token else ""
+        return out
 
     def blame(self, e: Exception) -> str:
         "One line about a failure, without a path of this machine."

@@ -56,7 +56,7 @@ def chosen_blocks(model: Model, layer, h, # h: float32 [W, n_embd], what the att
     scores = ops.block_scores(q, index_keys(model, layer, r))                     # (W, blocks)
     return ops.choose_blocks(scores, r.positions, cfg.index_block, cfg.index_budget)
 
-# %% ../nbs/11b_stream_layers.ipynb #8bb3de17
+# %% ../nbs/11b_stream_layers.ipynb #be5bd1e2
 def sparse_mixer(model: Model, layer, h, # h: float32 [W, n_embd], the blend of the streams
                  r: Round): # float32 [W, n_embd]
     "Gated attention over the blocks that an index chose; all of them while they are within the budget."
@@ -69,7 +69,7 @@ def sparse_mixer(model: Model, layer, h, # h: float32 [W, n_embd], the blend of 
         if r.pos + len(h) <= cfg.index_budget: return ops.attention(q, *table, r.positions, 0, cfg.attn_scale)
         chosen = chosen_blocks(model, layer, h, r)
         return ops.sparse_attention(q, *table, r.positions, chosen, cfg.index_block, cfg.attn_scale)
-    y = each_text(r, attend, h, q, k, v, ops.matmul(layer.indexer_k_proj, h))     # (W, H, D)
+    y = each_text(ops, r, attend, h, q, k, v, ops.matmul(layer.indexer_k_proj, h))     # (W, H, D)
     return ops.matmul(layer.attn_output, ops.sigmoid_gate(y.reshape(len(h), -1), gate))
 
 # %% ../nbs/11b_stream_layers.ipynb #b42f232c
@@ -81,11 +81,11 @@ def phrase_rows(model: Model, r: Round): # float32 [W, heads · ple_dim]
                          cfg.ple_multipliers, cfg.ple_sizes, cfg.ple_offsets)     # (W, heads)
     return ops.embed(model.whole.per_layer_token_embd, rows.reshape(-1)).reshape(len(rows), -1)
 
-# %% ../nbs/11b_stream_layers.ipynb #f1eeb92c
+# %% ../nbs/11b_stream_layers.ipynb #ed811b32
 def phrase_layer(model: Model, layer, x, # x: float32 [W, streams, n_embd]
                  r: Round): # float32 [W, streams, n_embd]
     "The streams plus what the table says to the tokens' phrases, gated by how well it fits, and its convolution."
-    cfg, ops, e = model.cfg, model.ops, each_text(r, lambda r: phrase_rows(model, r))
+    cfg, ops, e = model.cfg, model.ops, each_text(model.ops, r, lambda r: phrase_rows(model, r))
     def norm(x, w): return ops.stream_norm(x, w, cfg.eps)
     key = norm(ops.matmul(layer.ple_key, e).reshape(x.shape), layer.ple_norm_key)
     gate = ops.fit(key, norm(x, layer.ple_norm_query))                            # (W, streams)
@@ -94,7 +94,7 @@ def phrase_layer(model: Model, layer, x, # x: float32 [W, streams, n_embd]
         window = len(r.cache.windows) - 1
         r.cache.keep_rows(window, rows)
         return ops.conv_silu(np.concatenate([r.cache.window(window), rows]), layer.ple_conv1d, cfg.ple_ngram)
-    conv = each_text(r, convolve, norm(value, layer.ple_norm_conv).reshape(len(x), -1))
+    conv = each_text(ops, r, convolve, norm(value, layer.ple_norm_conv).reshape(len(x), -1))
     return x + (value + conv.reshape(x.shape))
 
 # %% ../nbs/11b_stream_layers.ipynb #83ac55d7

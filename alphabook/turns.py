@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['CLOSING', 'Refused', 'Left', 'Job', 'per_second', 'timings', 'shared', 'best_session', 'Scheduler', 'work', 'admit',
-           'warm_up', 'begin', 'read_on', 'turn', 'step', 'end', 'close']
+           'warm_up', 'begin', 'read_on', 'turn', 'shared_round', 'step', 'end', 'close']
 
-# %% ../nbs/24a_turns.ipynb #80a1b245
+# %% ../nbs/24a_turns.ipynb #d941870e
 import queue
 import threading
 import time
@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .engine import Engine, Generation, Session, run
+from .engine import Engine, Session, checked, run
+from .replies import Generation, Reply, advance_together
 
 # %% ../nbs/24a_turns.ipynb #1faabc70
 class Refused(Exception):
@@ -29,7 +30,7 @@ class Left(Exception):
 
 CLOSING = "the server is shutting down"
 
-# %% ../nbs/24a_turns.ipynb #2828203c
+# %% ../nbs/24a_turns.ipynb #ada9cf2b
 @dataclass(eq=False)
 class Job:
     "A generation that is asked for, and how far it is. `put` is called in the worker's thread."
@@ -52,8 +53,8 @@ class Job:
     first_ms: float = 0.0                      # from its coming to its first token
     total_ms: float = 0.0                      # to its end
     session: Session = None
-    tokens: object = None                      # generator of `run`
-    running: bool = False                      # its generator is on the stack
+    reply: Reply = None                        # once its prompt is being read
+    running: bool = False                      # it is on the stack
 
     def __post_init__(self):
         if self.put is None: self.inbox = queue.SimpleQueue(); self.put = self.inbox.put
@@ -183,7 +184,7 @@ def admit(self: Scheduler) -> bool: # whether to go on
 
 Scheduler.work, Scheduler.admit = work, admit
 
-# %% ../nbs/24a_turns.ipynb #f67054c3
+# %% ../nbs/24a_turns.ipynb #6f8e5ba2
 def warm_up(self: Scheduler):
     "Compile, record and time what a first client would otherwise wait for."
     session = self.engine.session(self.n_ctx)
@@ -191,55 +192,64 @@ def warm_up(self: Scheduler):
     session.reuse([])
     self.sessions.append(session)
 
-def begin(self: Scheduler, job: Job):
-    "A session for a job, and its generator."
+def begin(self: Scheduler, job: Job): # yields Token
+    "A session for a job; read its prompt, and say the first token."
     made = len(self.sessions) + sum(j.session is not None for j in self.active)
     session = best_session(self.sessions, job.ids, made < self.slots)
     if session: self.sessions.remove(session)
     job.session = session or self.engine.session(self.n_ctx)
-    job.tokens = run(self.engine, job.g, job.ids, job.n, stop=job.stop, session=job.session, watch=job.watch,
-                     steer=job.steer, progress=lambda done, total: self.read_on(job, done, total), **job.sampling)
+    ids, n, sampling = checked(self.engine, job.ids, job.n, job.session, job.sampling)
+    job.reply = Reply(self.engine, job.session, job.g, ids, n, job.stop, job.watch, job.steer, sampling)
+    return job.reply.begin(lambda done, total: self.read_on(job, done, total))
 
 Scheduler.warm_up, Scheduler.begin = warm_up, begin
 
-# %% ../nbs/24a_turns.ipynb #ce30f3b3
+# %% ../nbs/24a_turns.ipynb #63cf35ee
 def read_on(self: Scheduler, job: Job, # whose prompt is being read
             done: int, total: int): # tokens of it that were read, tokens to read
     "Between two pieces of a prompt: every answer that is under way gets its turn."
     job.cache_n, job.read, self.beat = len(job.ids) - total, len(job.ids) - total + done, time.perf_counter()
-    for other in list(self.active):
-        if not other.running and (other.phase == "answer" or other.left): self.step(other)
+    self.turn(prompts=False)
     if job.left: raise Left
 
-def turn(self: Scheduler):
-    "One token for each active job."
-    for job in list(self.active): self.step(job)
+def turn(self: Scheduler, prompts: bool = True): # whether prompts are read, too
+    "A round for each active job; on a CPU one for all answers that are under way."
+    jobs = [job for job in self.active if not job.running]
+    answering = [job for job in jobs if job.phase == "answer" and not job.left]
+    for job in jobs:
+        if job.left or prompts and job.phase == "prompt": self.step(job)
+    answering = [job for job in answering if job.phase == "answer"]
+    rounds = self.shared_round(answering) if len(answering) > 1 and answering[0].session.hosted else {}
+    for job in answering: self.step(job, rounds.get(job))
 
-Scheduler.read_on, Scheduler.turn = read_on, turn
+def shared_round(self: Scheduler, jobs: list) -> dict: # job → generator of Token; empty: each has to run its own
+    "A round of rows of all. If it fails, whoever spoilt it will fail alone."
+    try: return dict(zip(jobs, advance_together([job.reply for job in jobs])))
+    except Exception: return {}
 
-# %% ../nbs/24a_turns.ipynb #00114286
-def step(self: Scheduler, job: Job):
-    "One token for a job, or its end."
+Scheduler.read_on, Scheduler.turn, Scheduler.shared_round = read_on, turn, shared_round
+
+# %% ../nbs/24a_turns.ipynb #d3855bb5
+def step(self: Scheduler, job: Job, tokens = None): # what a shared round brought; None: a round of its own
+    "A job's next tokens, or its end."
     if job.phase == "done": return
     if job.left: return self.end(job, job.why)
     job.running, fault, self.beat = True, None, time.perf_counter()
     try:
-        if job.tokens is None: self.begin(job)
-        token = next(job.tokens)
-    except (StopIteration, Left): token = None
-    except Exception as e: token, fault, job.session = None, e, None
+        for token in tokens or (job.reply.advance() if job.reply else self.begin(job)):
+            if not job.first_ms: job.first_ms = (time.perf_counter() - job.came)*1e3
+            job.put(token)
+        job.phase = "answer"
+    except Left: pass
+    except Exception as e: fault, job.session = e, None
     job.running, self.beat = False, time.perf_counter()
-    if token is None: return self.end(job, fault or job.why)
-    if job.phase == "prompt": job.phase, job.first_ms = "answer", (self.beat - job.came)*1e3
-    job.put(token)
-    if job.g.predicted_n >= job.n or job.g.finish_reason == "stop": self.end(job)
+    if fault or job.left or job.reply.over: self.end(job, fault or job.why)
 
 Scheduler.step = step
 
-# %% ../nbs/24a_turns.ipynb #4a070de2
+# %% ../nbs/24a_turns.ipynb #ac917963
 def end(self: Scheduler, job: Job, fault: Exception = None): # None: it was answered, or left
     "Close a job, free its place, count it, tell its reader."
-    if job.tokens: job.tokens.close()
     with self.lock:
         if job.phase == "done": return
         job.phase, job.total_ms, g = "done", (time.perf_counter() - job.came)*1e3, job.g

@@ -7,7 +7,7 @@ import alphabook.streams as spec
 from alphabook.config import load_config
 from alphabook.layers import Model
 from alphabook.modelfile import ModelFile
-from alphabook.rounds import Recorded, prefill, run_round
+from alphabook.rounds import Recorded, prefill, run_round, run_together
 from alphabook.synth import synth
 from alphabook.tape import set_threads
 
@@ -48,11 +48,13 @@ def test_a_game_of_rounds(models):
     moves = [(5, 5), (1, 1), (1, 1), (4, 2), (4, 0), (4, 4), (1, 1), (1, 0), (1, 1), (16, 9), 0, (33, 33), (1, 1), (5, 1), (5, 5)]
     (a, cache), (b, _) = (play(m, moves) for m in models)
     assert all(map(same, a, b)) and len(a) == len(b)
-    assert cache.tapes and all(isinstance(t, Recorded) for t in cache.tapes.values()), 'nothing was recorded'
+    assert models[0].tapes and all(isinstance(t, Recorded) for t in models[0].tapes.values()), 'nothing was recorded'
+    assert not models[1].tapes
     assert models[0].record
 
 
-def test_two_caches_do_not_share_a_tape(models):
+def test_texts_share_recordings_and_nothing_else(models):
+    "Rounds of two texts in turns, of other lengths, with commits that come late."
     taped, eager = models
     one, two = taped.new_cache(40), taped.new_cache(40)
     for cache, ids in ((one, IDS[:9]), (two, IDS[20:29])): prefill(taped, cache, ids)
@@ -87,9 +89,11 @@ def test_threads_change_nothing(models):
 
 def test_no_more_recordings_than_agreed(models):
     import alphabook.rounds as rounds
-    cache = models[0].new_cache(96)
+    cache, kept = models[0].new_cache(96), dict(models[0].tapes)
     for n in range(1, 40): run_round(models[0], cache, IDS[:n], want=1)
-    assert len(cache.tapes) <= rounds.TAPES
+    kinds = [key[0] for key in models[0].tapes]
+    assert kinds.count('prompt') == rounds.TAPES['prompt'] and all(kinds.count(k) <= n for k, n in rounds.TAPES.items())
+    models[0].tapes.clear(); models[0].tapes.update(kept)
 
 
 def test_a_damaged_value_is_an_error(models, monkeypatch):
@@ -100,3 +104,38 @@ def test_a_damaged_value_is_an_error(models, monkeypatch):
         cache.flag[0] = 1
         with pytest.raises(ValueError, match='not finite as float16'): run_round(model, cache, IDS[:2])
         assert np.isfinite(run_round(model, cache, IDS[:2])).all()
+
+
+def joint_game(model, turns, together):
+    "Logits of each text: rounds of (text, rows, how many are right), shared or one after another."
+    caches, out = [model.new_cache(n) for n in (64, 96, 64)], [[], [], []]
+    for turn in turns:
+        texts = [(caches[t], IDS[7*t:][caches[t].n:caches[t].n + right] + [7]*(rows - right)) for t, rows, right in turn]
+        logits = run_together(model, texts) if together else [run_round(model, *text) for text in texts]
+        for (t, _, right), l in zip(turn, logits):
+            out[t].append(l)
+            caches[t].commit(caches[t].n + right)
+    return out
+
+
+def test_rounds_of_several_texts_are_recorded_too(models):
+    "Comers, leavers, drafts that are wrong, texts in another order and with other contexts: the bits of rounds alone."
+    turns = [[(0, 9, 9), (1, 20, 20)], [(0, 1, 1), (1, 1, 1)], [(1, 1, 1), (0, 1, 1), (2, 12, 12)], [(0, 4, 2), (1, 1, 1), (2, 1, 1)],
+             [(0, 4, 4), (1, 1, 0), (2, 1, 1)], [(2, 4, 1), (1, 1, 1), (0, 1, 1)], [(1, 1, 1), (2, 1, 1)], [(2, 4, 3), (1, 1, 1), (0, 1, 1)]]*2
+    taped, eager = models
+    want = joint_game(eager, turns, False)
+    for model in models:
+        got = joint_game(model, turns, True)
+        for a, b in zip(got, want): assert len(a) == len(b) and all(map(same, a, b))
+    assert any(key[0] == 'joint' for key in taped.tapes)
+    one = taped.new_cache(64)
+    with pytest.raises(ValueError, match='one cache'): run_together(taped, [(one, [1]), (one, [2])])
+
+
+def test_what_is_not_recorded_yet_is_run_apart(models):
+    taped, key = models[0], lambda: sum(k[0] == 'joint' for k in taped.tapes)
+    caches, before = [taped.new_cache(50) for _ in range(2)], key()
+    for turn in range(3):
+        logits = run_together(taped, [(c, [3 + turn]) for c in caches], apart=True)
+        assert same(*logits) and key() - before == (turn > 0)        # recorded when it comes for the second time
+        for c in caches: c.commit(turn + 1)
