@@ -141,7 +141,7 @@ def slices_of(texts: list) -> list:
     ends = np.cumsum([len(ids) for _, ids in texts]).tolist()
     return [slice(end - len(ids), end) for end, (_, ids) in zip(ends, texts)]
 
-# %% ../nbs/11c_rounds.ipynb #b1247241
+# %% ../nbs/11c_rounds.ipynb #b65a2379
 TAPES = dict(text=24, prompt=12, joint=16)     # most recordings that a model keeps of each kind
 
 def kind_of(texts: list, want: int) -> str:
@@ -155,12 +155,15 @@ def recorded(model: Model, texts: list, # of (cache, ids)
     if model.cfg.streams or not (model.record and hasattr(model.ops, "recording")): return None
     kind, tapes, came = kind_of(texts, want), model.tapes, model.came
     key = kind, want, model.taps, *((cache.n_ctx, cache.kv, len(ids)) for cache, ids in texts)
+    came[key] += 1
+    if len(came) > 2048:                                     # they grow old
+        for k in [*came]: came[k] //= 2
+        model.came = came = +came
     if key not in tapes or tapes[key].ops is not model.ops:
-        if len(came) > 4096: came.clear()
-        came[key] = came.get(key, 0) + 1
-        if not at_once and came[key] < 2: return None
         same = [k for k in tapes if k[0] == kind and k != key]
-        if len(same) >= TAPES[kind]: del tapes[same[0]]
+        last = None if len(same) < TAPES[kind] else same[0] if kind == "text" else min(same, key=lambda k: came[k])
+        if not at_once and came[key] < 2 or last and kind != "text" and came[key] < 2*came[last]: return None
+        if last: del tapes[last]
         try: tapes[key] = Recorded(model, texts, want)
         except NotRecordable: model.record = False; return None
     tapes[key] = tapes.pop(key)                              # those that were not used for long go first
