@@ -181,7 +181,7 @@ def replay_arm(subject: Subject, text: Text, width: int, arm: Arm):
         arm.work += width - j
         cache.restore(snap)
 
-# %% ../nbs/12a_arms.ipynb #d60f86c4
+# %% ../nbs/12a_arms.ipynb #5a0ec5e0
 READ = 160                                     # positions that a reader reads at least, if there are as many
 
 def share_rounds(model: Model):
@@ -199,7 +199,7 @@ def rotation_arm(subject: Subject, text: Text, width: int, arm: Arm):
     for cache, start in zip(caches, starts): prefill(model, cache, ids[:start])
     for turn in count():
         order = [(caches[(i + turn) % k], seat) for i, seat in enumerate(seats)]
-        todo = [(cache, ids[cache.n:min(cache.n + seat, cache.n_ctx)]) for cache, seat in order if cache.n < cache.n_ctx]
+        todo = [(cache, ids[cache.n:min(cache.n + seat, cache.n_ctx)]) for cache, seat in order if cache.room]
         if len(todo) < 2: return
         for (cache, rows), logits in zip(todo, run_together(model, todo)):
             yield from enumerate(logits, cache.n)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SMALL', 'SLOW', 'INTERPRETED', 'FEW', 'NAMED', 'NEAR', 'mixed_rounds', 'thread_arm', 'path_arm', 'gpu_lacks',
-           'load_on', 'on', 'exact_keys', 'few_rounds', 'spec_arm', 'cpu_arm', 'gpu_arm', 'interpret',
+           'load_on', 'on', 'exact_keys', 'few_rounds', 'spec_arm', 'cpu_arm', 'gpu_keys', 'gpu_arm', 'interpret',
            'interpreter_arm', 'row_hash', 'record_of', 'recorded_arm', 'fp32_arm']
 
 # %% ../nbs/12c_backends.ipynb #b79113cc
@@ -68,7 +68,7 @@ def path_arm(subject: Subject, text: Text, path: str, arm: Arm):
     try: yield from mixed_rounds(model, text.ids, arm)
     finally: ops.set_vectors(os.environ.get("ALPHABOOK_VECTORS"))
 
-# %% ../nbs/12c_backends.ipynb #c38331a0
+# %% ../nbs/12c_backends.ipynb #fa658c51
 def gpu_lacks() -> str: # "" if nothing
     "What a GPU backend would need and this machine hasn't got; torch is imported only if all else is there."
     for name in ("torch", "triton"):
@@ -83,9 +83,8 @@ def load_on(mf, cfg, device: str, # open file, its configuration, "cpu", "numpy"
             kv: tuple = EXACT_KV): # types of keys and values → model
     "A model on a backend. Without a GPU, `cuda` is Triton's interpreter, if TRITON_INTERPRET=1 was set early enough."
     if device != "cuda": return Model(mf, cfg, dict(cpu=cpu_backend, numpy=numpy_backend)[device], kv=kv)
-    if kv != EXACT_KV: raise ValueError(f"--kv {':'.join(kv)}: not part of this version on {device}; use --device cpu")
     from alphabook.gpu_rounds import WIDTHS, GpuModel
-    model = GpuModel(mf, cfg)
+    model = GpuModel(mf, cfg, kv=kv)
     model.most_rows = WIDTHS[-1]
     return model
 
@@ -126,15 +125,19 @@ def cpu_arm(subject: Subject, text: Text, _, arm: Arm):
     "Chapters 09a to 09h, if they are not what is compared."
     yield from mixed_rounds(on(subject, "cpu"), text.ids, arm)
 
-# %% ../nbs/12c_backends.ipynb #48a1e669
+# %% ../nbs/12c_backends.ipynb #22eec887
+def gpu_keys(subject: Subject):
+    "Raise `Skip` if a GPU keeps no such keys and values."
+    if "f32" in getattr(subject.model, "kv", EXACT_KV): raise Skip("a GPU keeps no keys and values in f32")
+
 @register("GPU", lambda subject: () if not hasattr(subject.model, "ops") else (None,))
 def gpu_arm(subject: Subject, text: Text, _, arm: Arm):
     "Chapters 10a to 11f on a GPU."
-    exact_keys(subject)
+    gpu_keys(subject)
     if lacks := gpu_lacks(): raise Skip(lacks)
     yield from mixed_rounds(on(subject, "cuda"), text.ids, arm)
 
-# %% ../nbs/12c_backends.ipynb #12833bbd
+# %% ../nbs/12c_backends.ipynb #f4a2c0ca
 INTERPRETED = 600_000                           # bytes of a file whose few rows take the interpreter half a minute
 FEW = (3, 2), (1, 1)
 
@@ -144,18 +147,19 @@ def interpret():
     from alphabook.modelfile import ModelFile
     job, out = json.load(sys.stdin), sys.stdout.buffer
     with ModelFile(job["path"]) as mf:
-        rows = few_rounds(load_on(mf, load_config(mf), "cuda"), job["ids"], Arm(""), FEW)
+        rows = few_rounds(load_on(mf, load_config(mf), "cuda", tuple(job["kv"])), job["ids"], Arm(""), FEW)
         np.savez(out, **{str(i): np.concatenate([[position], logits]) for i, (position, logits) in enumerate(rows)})
 
 @register("Triton interpreter", lambda subject: () if not hasattr(subject.model, "ops") else (None,))
 def interpreter_arm(subject: Subject, text: Text, _, arm: Arm):
     "The GPU's kernels, interpreted on the CPU."
-    exact_keys(subject)
+    gpu_keys(subject)
     if find_spec("triton") is None or find_spec("torch") is None: raise Skip("triton or torch is not installed")
     if subject.mf.nbytes > INTERPRETED: raise Skip(f"slow on more than {INTERPRETED:,} bytes of model")
     if arm.comparisons: raise Skip("one text is enough")
     command = [sys.executable, "-c", "from alphabook.backends import interpret; interpret()"]
-    job = json.dumps(dict(path=str(subject.mf.path), ids=text.ids[:4])).encode()
+    kv = getattr(subject.model, "kv", EXACT_KV)
+    job = json.dumps(dict(path=str(subject.mf.path), ids=text.ids[:4], kv=kv)).encode()
     p = subprocess.run(command, input=job, capture_output=True, env=os.environ | dict(TRITON_INTERPRET="1"))
     if p.returncode: raise ValueError(f"the interpreter failed: {p.stderr.decode(errors='replace')[-500:]}")
     found = np.load(io.BytesIO(p.stdout))

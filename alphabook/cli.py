@@ -7,10 +7,11 @@ __all__ = ['EXAMPLES', 'SLOW_START', 'PROOFS', 'SERVED', 'Parser', 'size', 'engi
            'peer_flags', 'serve_flags', 'make_parser', 'Bar', 'say', 'patience', 'read_prompt', 'check_sampling',
            'cmd_plan', 'load_engine', 'sampling_of', 'rates', 'check_trace', 'keep_trace', 'cmd_generate', 'cmd_chat',
            'cmd_doctor', 'cmd_completion', 'cmd_info', 'cmd_fetch', 'cmd_synth', 'parse_widths', 'print_arms',
-           'cmd_compare', 'check_bench', 'check_out', 'fast_flags', 'bench_command', 'bench_drafts', 'cmd_bench',
-           'finish_bench', 'check_serve', 'cmd_serve', 'cmd_quality', 'cmd_quantize', 'main', 'serve_main']
+           'cmd_compare', 'check_bench', 'check_out', 'check_page', 'fast_flags', 'bench_command', 'bench_drafts',
+           'cmd_bench', 'cmd_report', 'finish_bench', 'check_serve', 'cmd_serve', 'cmd_quality', 'cmd_quantize',
+           'take_hub', 'main', 'serve_main']
 
-# %% ../nbs/28_cli.ipynb #d69332d2
+# %% ../nbs/28_cli.ipynb #9fb9d18b
 import argparse
 import json
 import os
@@ -28,16 +29,18 @@ from .comparator import compare_model, default_prompts, passed
 from .config import load_config
 from .cpu_streams import set_threads
 from .doctor import examine, report
-from .drafts import bench_sets, check_sets, sets_table
-from .engine import BACKENDS, Engine, Generation, check_flags, load_model, pick_backend, run
+from .drafts import bench_sets, check_sets, open_peers, sets_table
+from .engine import BACKENDS, Engine, Generation, check_flags, load_model, may_block, pick_backend, run
 from .experts import add_ranking, record_trace, save_trace
 from .fetch import MODELS, fetch, resolve_model
+from .hub import hub_model
 from .judging import check_quality, quality_flags, quantize_flags, run_quality
 from .kv import EXACT_KV, parse_kv
 from .modelfile import ModelFile, summary
 from .plan import plan_lines, plan_of, planned_ram
 from .protocol import bench, check_room, table, write_result
 from .quantizing import quantize_file
+from .report import llama_bench_table, read_result, write_report
 from .shell import SHELLS, completion, illustrate, twin_flags
 from .synth import synth
 from .talk import Talk, talk_on
@@ -57,15 +60,17 @@ def size(text: str) -> int: # such as "16GiB", "500MB" or "1e9"
     power = "bkmgt".index(m[2].lower()) if m[2] else 0
     return int(number*(1024 if m[3] else 1000)**power)
 
-# %% ../nbs/28_cli.ipynb #9a6bdc82
+# %% ../nbs/28_cli.ipynb #d611590d
 def engine_flags(p: Parser,
                  several: bool = False): # more than one model can be given
     "The flags that every command with an engine shares."
     p.add_argument("-m", "--model", action="append" if several else "store",
                    help="GGUF file (any shard) or the name of a fetched model" + "; may be repeated"*several)
+    p.add_argument("-hf", "--hf-repo", metavar="USER/REPO[:TYPE]",
+                   help="a model from Hugging Face instead of -m, downloaded once; type by default Q4_K_M")
     p.add_argument("--mode", default="exact", help="exact (default), plain (exact, no drafts) or fast")
-    p.add_argument("--drafter", default="auto", help="what drafts: auto (default), mtp, copy or none")
-    p.add_argument("--draft-model", metavar="FILE", help="GGUF file with an MTP block for the model")
+    p.add_argument("--drafter", default="auto", help="what drafts: auto (default), mtp, copy, block or none")
+    p.add_argument("--draft-model", metavar="FILE", help="GGUF file with an MTP block or a block drafter for the model")
     p.add_argument("--device", default="auto", help="auto, cpu, cuda or numpy (the slow specification)")
     p.add_argument("--ctx", type=int, metavar="N", help="context length; default: what the model was trained for")
     p.add_argument("--threads", type=int, metavar="N", help="CPU threads; default: all cores")
@@ -88,13 +93,18 @@ def sampling_flags(p: Parser):
     p.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the sampler")
     p.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end at this text (may be repeated)")
 
-# %% ../nbs/28_cli.ipynb #641f65db
+# %% ../nbs/28_cli.ipynb #3d4b445e
 def bench_flags(p: Parser):
     "The flags of `bench`."
     p.add_argument("--arms", help="with --sets: plain (the control, first), mtp, copy, auto; default: all")
     p.add_argument("--widths", default="1,2,4,8,16,32", help="rows of verify rounds (default 1,2,4,8,16,32)")
     p.add_argument("--passes", type=int, default=2, metavar="N", help="recorded passes (default 2)")
-    p.add_argument("--peer", metavar="NAME", help="measure another engine in the same run: llama.cpp")
+    p.add_argument("--peer", action="append", metavar="NAME",
+                   help="measure another engine in the same run: llama.cpp, or with --sets the URL of a server that "
+                        "speaks OpenAI's interface; may be repeated")
+    p.add_argument("--peer-key", metavar="KEY", help="key of a --peer behind a URL")
+    p.add_argument("--peer-model", metavar="NAME", help="name of its model; default: the first that it lists")
+    p.add_argument("--report", metavar="FILE", help="also write a page about the run: an HTML file that needs nothing")
     p.add_argument("--shapes", help="published shapes to measure (not part of this version)")
     p.add_argument("--sets", help="measure drafters on sets of prompts: A (short), V (tasks), R (edits), such as A,V,R")
     p.add_argument("--split", default="test", help="prompts of --sets: test (default) or train")
@@ -123,7 +133,7 @@ def serve_flags(p: Parser):
     p.add_argument("--grace", type=float, default=10.0, metavar="S",
                    help="seconds that answers get to finish when the server is asked to stop (default 10)")
 
-# %% ../nbs/28_cli.ipynb #7fbf425e
+# %% ../nbs/28_cli.ipynb #67dae42c
 def make_parser() -> Parser:
     "The whole command line."
     p = Parser(prog="alphabook", description=alphabook.__doc__)
@@ -168,10 +178,13 @@ def make_parser() -> Parser:
     k.add_argument("-p", "--prompt", action="append", help="prompt to compare on (may be repeated)")
     b = commands.add_parser("bench", help="measure speed, in turns with a peer")
     engine_flags(b, several=True); bench_flags(b)
-    j = commands.add_parser("quality", help="judge a model: perplexity, distance from another, needles")
+    j = commands.add_parser("quality", help="judge a model: perplexity, distance from another, needles, problems")
     engine_flags(j); quality_flags(j)
     q = commands.add_parser("quantize", help="write a model in other types")
     quantize_flags(q)
+    r = commands.add_parser("report", help="a page about measurements, from the files that bench -o wrote")
+    r.add_argument("files", nargs="+", metavar="FILE", help="results; of several machines, if you like")
+    r.add_argument("-o", "--out", required=True, metavar="PAGE", help="HTML file to write")
     for p_ in (b, j): peer_flags(p_)
     v = commands.add_parser("serve", help="answer clients of OpenAI's interface and others over HTTP")
     engine_flags(v); serve_flags(v)
@@ -182,7 +195,7 @@ def make_parser() -> Parser:
 EXAMPLES = dict(generate="""\
 alphabook generate -p "def fibonacci(n):"
 git diff | alphabook generate -m coder.gguf -n 400 --temp 0.7 --seed 1
-alphabook generate -f prompt.txt --json --hash""", chat="""\
+alphabook generate -hf user/repo:Q4_K_M -f prompt.txt --json --hash""", chat="""\
 alphabook chat
 alphabook chat -m model.gguf --system "Be brief." --temp 0.7      # /help lists what can be typed""", serve="""\
 alphabook serve -m model.gguf                                     # http://127.0.0.1:8080, with a chat page
@@ -190,7 +203,8 @@ ALPHABOOK_API_KEY=secret alphabook serve --host 0.0.0.0 --log requests.jsonl""",
 alphabook compare                                                 # the bundled model, in a minute
 alphabook compare -m model.gguf --all --json""", bench="""\
 alphabook bench -m model.gguf --passes 3
-alphabook bench --sets A,V,R -o results""", completion="""\
+alphabook bench --sets A,V,R -o results
+alphabook bench -m model.gguf --sets A,R --peer http://127.0.0.1:8081 --report run.html""", completion="""\
 alphabook completion bash > ~/.local/share/bash-completion/completions/alphabook
 alphabook completion fish > ~/.config/fish/completions/alphabook.fish""")
 
@@ -417,7 +431,7 @@ def cmd_compare(args) -> int:
     else: print_arms(result)
     return 0 if passed(result) else 1
 
-# %% ../nbs/28_cli.ipynb #0b3a98a1
+# %% ../nbs/28_cli.ipynb #191ed6c3
 def check_bench(args, widths):
     "Raise `ValueError` for what this version of bench can't do."
     check_flags(args.mode, args.drafter, args.kv)
@@ -428,10 +442,14 @@ def check_bench(args, widths):
     if args.sets and len(args.model or ()) > 1: raise ValueError("--sets measures one model: give one -m")
     if args.prompts is not None and args.prompts < 1: raise ValueError(f"--prompts {args.prompts}: must be at least 1")
     if args.split not in ("test", "train"): raise ValueError(f"--split {args.split}: must be test or train")
-    if args.peer not in (None, "llama.cpp"):
-        raise ValueError(f"--peer {args.peer}: only llama.cpp (through llama-cpp-python) is part of this version")
-    if args.peer and parse_kv(args.kv) != EXACT_KV:
-        raise ValueError(f"--peer {args.peer}: it keeps keys and values in f16, not in {args.kv} (--kv): drop one")
+    for peer in args.peer or ():
+        if peer != "llama.cpp" and not peer.startswith(("http://", "https://")):
+            raise ValueError(f"--peer {peer}: must be llama.cpp, or a URL such as http://127.0.0.1:8080")
+        if peer != "llama.cpp" and not args.sets:
+            raise ValueError(f"--peer {peer}: a server is measured on texts: give --sets, too")
+        if peer == "llama.cpp" and parse_kv(args.kv) != EXACT_KV:
+            raise ValueError(f"--peer {peer}: it keeps keys and values in f16, not in {args.kv} (--kv): drop one")
+    if args.report: check_page(args.report, "--report")
     if args.device not in ("auto", "cpu"): raise ValueError(f"--device {args.device}: bench measures the CPU backend")
     if not 1 <= args.passes <= 1000: raise ValueError(f"--passes {args.passes}: must be from 1 to 1000")
     if not 0 <= args.cold <= 1000: raise ValueError(f"--cold {args.cold}: must be from 0 to 1000")
@@ -451,7 +469,14 @@ def check_out(out: str): # -o
     if not place.is_dir() or not os.access(place, os.W_OK) or Path(out).suffix == ".json" and Path(out).is_dir():
         raise ValueError(f"-o {out}: can't be written; give a file that ends with .json, or a folder")
 
-# %% ../nbs/28_cli.ipynb #ca5a2249
+# %% ../nbs/28_cli.ipynb #291bb47e
+def check_page(path: str, flag: str): # a file of HTML
+    "The same for a page."
+    if Path(path).suffix != ".html": raise ValueError(f"{flag} {path}: must end with .html")
+    if not os.access(Path(path).absolute().parent, os.W_OK) or Path(path).is_dir():
+        raise ValueError(f"{flag} {path}: can't be written")
+
+# %% ../nbs/28_cli.ipynb #212e3600
 def fast_flags(args) -> str:
     "Mode and types of keys and values, where they are not exact mode's."
     usual = dict(mode="exact", kv="f16")
@@ -460,26 +485,30 @@ def fast_flags(args) -> str:
 def bench_command(args, threads: int) -> str: # without paths of this machine
     "The command that repeats a run."
     models = "".join(f" -m {Path(m).name}" for m in args.model or ())
-    peer, cold = f" --peer {args.peer}" if args.peer else "", f" --cold {args.cold}" if args.cold else ""
+    peer, cold = "".join(f" --peer {p}" for p in args.peer or ()), f" --cold {args.cold}" if args.cold else ""
     rest = f"{fast_flags(args)}--passes {args.passes} --threads {threads} --widths {args.widths}"
     return f"alphabook bench{models}{peer} {rest}{cold}{f' --topic {args.topic}' if args.topic else ''}"
 
-# %% ../nbs/28_cli.ipynb #438b384e
+# %% ../nbs/28_cli.ipynb #2b1f377d
 def bench_drafts(args, threads: int) -> dict: # of the published schema
     "bench with --sets"
     engine = load_engine(args, args.model[0] if args.model else None)
-    drafters = ["mtp", "copy", "auto"] if engine.cfg.n_mtp or args.draft_model else ["copy", "auto"]
+    drafters = [*["mtp"]*bool(engine.cfg.n_mtp or engine.draft_file), "copy", *["block"]*may_block(engine), "auto"]
     arms = args.arms.split(",") if args.arms else ["plain", *drafters]
     model = f" -m {engine.mf.path.name}" if args.model else ""
     split = "" if args.split == "test" else f" --split {args.split}"
     split += f" --prompts {args.prompts}" if args.prompts else ""
-    command = (f"alphabook bench{model} --sets {args.sets} --arms {','.join(arms)} {fast_flags(args)}"
+    peers = "".join(f" --peer {p}" for p in args.peer or ())
+    command = (f"alphabook bench{model}{peers} --sets {args.sets} --arms {','.join(arms)} {fast_flags(args)}"
                f"--passes {args.passes} --threads {threads}{split}")
     def progress(number, i, p): say(f"{f'pass {number} of {args.passes}' if number else 'warming up'}: {p.id}")
+    def opener(threads, n_ctx):
+        return open_peers(engine, args.peer or (), threads, n_ctx, args.peer_python, args.peer_key, args.peer_model,
+                          say)
     return bench_sets(engine, args.sets.split(","), arms, args.passes, threads, args.split, args.prompts,
-                      min(engine.n_ctx, 2048), args.topic, command, say, progress)
+                      min(engine.n_ctx, 2048), args.topic, command, say, progress, opener)
 
-# %% ../nbs/28_cli.ipynb #b71c0a46
+# %% ../nbs/28_cli.ipynb #b8ff503a
 def cmd_bench(args) -> int:
     "alphabook bench"
     widths, threads = parse_widths(args.widths), set_threads(args.threads)
@@ -495,10 +524,17 @@ def cmd_bench(args) -> int:
                    bench_command(args, threads), say, progress)
     return finish_bench(result, table, args)
 
+def cmd_report(args) -> int:
+    "alphabook report"
+    check_page(args.out, "-o")
+    say(f"written: {write_report([read_result(f) for f in args.files], args.out)}")
+    return 0
+
 def finish_bench(result: dict, table, args) -> int: # result; function that makes a table of it → exit code
     "Print and write what was measured."
-    print(json.dumps(result, ensure_ascii=False) if args.json else table(result))
+    print(json.dumps(result, ensure_ascii=False) if args.json else f"{llama_bench_table(result)}\n\n{table(result)}")
     for line in result["mismatches"]: say(f"mismatch: {line}")
+    if args.report: say(f"written: {write_report([result], args.report)}")
     if args.out and not result["mismatches"]: say(f"written: {write_result(result, args.out)}")
     return 1 if result["mismatches"] else 0
 
@@ -559,17 +595,25 @@ def cmd_quantize(args) -> int:
     if made["twice"]: say(f"note: {', '.join(made['twice'])} weights were quantized again, which adds to their errors")
     return 0
 
-# %% ../nbs/28_cli.ipynb #48243d1d
+# %% ../nbs/28_cli.ipynb #2a3d0f8f
+def take_hub(args):
+    "Put the file of -hf where -m would be."
+    if args.model: raise ValueError(f"-hf {args.hf_repo}: a model is given with -m, too: drop one")
+    path = str(hub_model(args.hf_repo))
+    args.model = [path] if args.command == "bench" else path
+
+# %% ../nbs/28_cli.ipynb #5972eebf
 def main(argv = None, # arguments; None: those of the process
          ) -> int: # exit code
     "The `alphabook` command."
     commands = dict(generate=cmd_generate, chat=cmd_chat, info=cmd_info, fetch=cmd_fetch, synth=cmd_synth,
                     plan=cmd_plan, compare=cmd_compare, bench=cmd_bench, serve=cmd_serve, doctor=cmd_doctor,
-                    completion=cmd_completion, quality=cmd_quality, quantize=cmd_quantize)
+                    completion=cmd_completion, quality=cmd_quality, quantize=cmd_quantize, report=cmd_report)
     try:
         parser = make_parser()
         args = parser.parse_args(argv)
         if args.command is None: parser.print_help(sys.stderr); return 2
+        if getattr(args, "hf_repo", None): take_hub(args)
         with np.errstate(all="ignore"): return commands[args.command](args)      # logits are checked, not each step
     except (ValueError, FloatingPointError) as e: say(f"error: {' '.join(str(e).split())}"); return 2
     except BrokenPipeError: sys.stdout = None; return 0

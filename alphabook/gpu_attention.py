@@ -26,9 +26,10 @@ def loaded(p, STRIDE: tl.constexpr, N: tl.constexpr):
     for n in tl.static_range(N): xs = xs + (tl.load(p + n*STRIDE),)
     return xs
 
-# %% ../nbs/10j_gpu_attention.ipynb #bdcac5e6
+# %% ../nbs/10j_gpu_attention.ipynb #3eeb74cf
 @triton.jit
-def lane(p_q, ks, steps, Q: tl.constexpr, i: tl.constexpr, KD: tl.constexpr, GROUPS: tl.constexpr, K: tl.constexpr):
+def lane(p_q, ks, steps, Q: tl.constexpr, i: tl.constexpr, KD: tl.constexpr, GROUPS: tl.constexpr,
+         K: tl.constexpr):
     "One lane of q·k for all heads and positions of a tile: dimensions i, i + 32, …, moved on by each group's own."
     s = tl.zeros([1, 1, 1], tl.float32)
     for d in tl.static_range(i, KD, 32):
@@ -70,12 +71,12 @@ def add_values(o, vs, p_p, i_head, START: tl.constexpr, H: tl.constexpr):
         for n in tl.static_range(8): o = tl.fma(ps[n][:, None], vs[start + n].to(tl.float32)[None, :], o)
     return o                                                                      # (H, D)
 
-# %% ../nbs/10j_gpu_attention.ipynb #bcd80bb2
+# %% ../nbs/10j_gpu_attention.ipynb #1632b559
 @triton.jit
-def k_attend(p_q, p_k, p_k_steps, p_v, p_v_steps, p_positions, p_chosen, p_p, p_m, p_l, p_o, scale, window, start, R, n_part,
-             group, n_tiles, chosen_row, Q: tl.constexpr,
-             D: tl.constexpr, KD: tl.constexpr, DP: tl.constexpr, H: tl.constexpr, GROUPS: tl.constexpr,
-             BLOCK: tl.constexpr, K: tl.constexpr, V: tl.constexpr, PDL: tl.constexpr):
+def k_attend(p_q, p_k, p_k_steps, p_v, p_v_steps, p_positions, p_chosen, p_p, p_m, p_l, p_o, scale, window, start, R,
+             n_part, group, n_tiles, chosen_row, Q: tl.constexpr, D: tl.constexpr, KD: tl.constexpr, DP: tl.constexpr,
+             H: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+             PDL: tl.constexpr):
     "Some tiles of H heads of one KV head: m, l [tile, kv, n_part], o [tile, kv, n_part, D]. BLOCK: of `chosen`, or 0."
     begin(PDL)
     chunk, kv, split, n_kv = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(1)

@@ -64,19 +64,21 @@ def group_rows(ids: torch.Tensor, # int [n] or [W, k]: expert of each row; outsi
     launch(tasks_kernel, (1,), ids, n, E, t.rows, t.start, t.expert, t.count, N=N, warps=max(1, min(16, N//64)))
     return t
 
-# %% ../nbs/10g_gpu_experts.ipynb #c3ccd22a
+# %% ../nbs/10g_gpu_experts.ipynb #59629940
 @triton.jit(do_not_specialize=["N", "T", "NB"])
 def expert_kernel(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_rows, p_start, p_expert, p_count, N, T, NB, S: tl.constexpr,
                   TYPE: tl.constexpr, NC: tl.constexpr, C: tl.constexpr, RT: tl.constexpr, MODE: tl.constexpr,
                   PDL: tl.constexpr, PER: tl.constexpr, LISTED: tl.constexpr):
-    "Rows of a task with the matrix of its expert: grid (programs, tasks); programs of tasks that do not exist return."
+    """Rows of a task with the matrix of its expert: grid (programs, tasks); programs of tasks that do not exist return,
+    and so do those of an expert below 0, which only a list of one row has."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     task = tl.program_id(1)
-    count, first, last = task + 1, task, task + 1
-    if LISTED: count = tl.load(p_count)
-    if task < count:
+    first, last = task, task + 1
+    if LISTED: there = task < tl.load(p_count)
+    else: there = tl.load(p_expert + task) >= 0
+    if there:
         p_w += tl.load(p_expert + task).to(tl.int64)*(T*NB*of(TYPE, "words"))
         if LISTED: first, last = tl.load(p_start + task), tl.load(p_start + task + 1)
         sweep(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_y, p_y, p_rows, first, last, N, T, NB, S, TYPE, NC, C, RT, MODE,
@@ -89,7 +91,7 @@ class Experts:
                  type: str, R: int, K: int):
         self.tiles, self.type, self.E, self.R, self.K = tiles, type, len(tiles), R, K
 
-# %% ../nbs/10g_gpu_experts.ipynb #2d291063
+# %% ../nbs/10g_gpu_experts.ipynb #fd95ff0c
 def expert_product(w: Experts, # quantized weights [E, R, K]
                    acts: Acts, # N rows, or N/per rows
                    tasks: Tasks, # of N rows
@@ -102,7 +104,7 @@ def expert_product(w: Experts, # quantized weights [E, R, K]
     q, m = (v.view(torch.int32) for v in (acts.q, acts.m8 if packing(w.type).groups == 8 else acts.m16))
     launch(expert_kernel, (p.programs, tasks.most), w.tiles, q, acts.a, acts.s, m, acts.d, y, tasks.rows,
            tasks.start, tasks.expert, tasks.count, w.R, T, NB, S=-(-acts.W//8)*8, TYPE=w.type, NC=p.NC, C=p.C, RT=p.RT,
-           MODE=p.mode, PER=per if tasks.listed else -per, LISTED=tasks.listed, warps=p.warps, stages=1)
+           MODE=p.mode, PER=per if tasks.listed else -per, LISTED=tasks.listed, warps=p.warps, stages=1, registers=p.registers)
     return y
 
 def expert_plan(tasks: Tasks,
@@ -113,4 +115,5 @@ def expert_plan(tasks: Tasks,
     RT = max(1, 4//C)
     groups = -(-T//RT)
     passes = max(1, round(groups/max(8, 2112/(C*RT)/tasks.n)))       # as many for each program
-    return Plan(8, C, RT, C*RT, -(-groups//passes), 2 if tasks.widest > 8 else 0 if NB <= C else 1)
+    mode = 2 if tasks.widest > 8 else 0 if NB <= C else 1
+    return Plan(8, C, RT, C*RT, -(-groups//passes), mode, registers=None if mode == 2 else 128)

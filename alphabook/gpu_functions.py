@@ -65,7 +65,7 @@ def use_pdl() -> bool:
     if pdl is not None or INTERPRET: return bool(pdl) and not INTERPRET
     return torch.cuda.get_device_capability()[0] >= 9
 
-# %% ../nbs/10b_gpu_functions.ipynb #da82752e
+# %% ../nbs/10b_gpu_functions.ipynb #5256b41b
 noted = None                                   # a list: launches are noted in it, and not done
 
 def launch(kernel, # made by triton.jit, with a constexpr PDL
@@ -73,11 +73,12 @@ def launch(kernel, # made by triton.jit, with a constexpr PDL
            *args, # tensors and numbers
            warps: int = 4, # of a program
            stages: int = None, # loads of a loop that are on their way at once; None: Triton's choice
+           registers: int = None, # most of a thread; None: the compiler's choice
            **constants): # its constexprs
     "Start a kernel under the contract's rules."
     if noted is not None: return noted.append((kernel, grid, args, warps, stages, constants))
     early = use_pdl()
-    options = dict(num_stages=stages) if stages else {}
+    options = {k: v for k, v in dict(num_stages=stages, maxnreg=registers).items() if v}
     if early: options["launch_pdl"] = True
     kernel[grid](*args, **constants, PDL=early, num_warps=warps, enable_fp_fusion=False, **options)
 

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from .gpu_functions import MAGIC, MAGIC_BITS
 
-# %% ../nbs/10ha_gpu_kv.ipynb #8aa2d27b
+# %% ../nbs/10ha_gpu_kv.ipynb #e93ee359
 KINDS = "f16", "q8_0", "q4_0"                  # of keys and values on a GPU
 
 @triton.constexpr_function
@@ -35,7 +35,8 @@ def check_kinds(kv: tuple, head_dim: int): # types of keys and values, values of
 
 def kind_of(table, axis: int, n: int) -> str: # which axis has a row's elements, values of a row
     "The type of a table."
-    return next(k for k in KINDS if (k == "f16") == (table.dtype == torch.float16) and row_size(k, n) == table.shape[axis])
+    wide = table.dtype == torch.float16
+    return next(k for k in KINDS if (k == "f16") == wide and row_size(k, n) == table.shape[axis])
 
 def as_halves(table): # a table → the same memory as float16
     "For the step sizes."

@@ -180,11 +180,12 @@ def load_tile(p_w, tile, row_tile, row, TYPE: tl.constexpr):
     for i in tl.static_range(NF): P = P + (tl.load(rows + of(TYPE, "o_float") + slot*NF + i),)
     return P
 
-# %% ../nbs/10e_gpu_leaves.ipynb #fde588a2
+# %% ../nbs/10e_gpu_leaves.ipynb #c8496d7a
 @triton.jit
-def offsets_256(w, M, R: tl.constexpr, NC: tl.constexpr):
+def offsets_256(w, M, R: tl.constexpr, NC: tl.constexpr, HELD: tl.constexpr):
     "Σ offset·a·(sum of activations), the sums in digits: three dots, put together."
-    m, X, Y = operand(w, R), pair(M[0], R, NC, False), pair(M[1], R, NC, False)
+    m, X, Y = operand(w, R), M[0], M[1]
+    if HELD < 2: X, Y = pair(X, R, NC, False), pair(Y, R, NC, False)
     M = (tl.dot(m, Y[0], out_dtype=tl.int32) << 7) + tl.dot(m, X[1], out_dtype=tl.int32)
     return (M << 7) + tl.dot(m, X[0], out_dtype=tl.int32)
 
@@ -235,12 +236,13 @@ def group_sum(P, U, J: tl.constexpr, X, a, R: tl.constexpr, NC: tl.constexpr, TY
         return scaled_bits(float_dot(w, X[J % 2], R, NC), a)*s, s
     else: return scaled_bits(float_dot(w, X[J % 2], R, NC), a), tl.full([1, 1, 1], 1, tl.int32)
 
-# %% ../nbs/10e_gpu_leaves.ipynb #9d5905de
+# %% ../nbs/10e_gpu_leaves.ipynb #f8a9dc2d
 @triton.jit
 def operands(X, ok, stride: tl.constexpr, H: tl.constexpr, R: tl.constexpr, NC: tl.constexpr, TYPE: tl.constexpr,
              HELD: tl.constexpr):
-    "Activations of pair H of groups: held in registers, or loaded now (X is pointers)."
-    if HELD: return pair(X[H], R, NC, of(TYPE, "group") == 16)
+    "Activations of pair H of groups. HELD: 0: loaded now, X is pointers; 1: words; 2: operands."
+    if HELD == 2: return X[H]
+    elif HELD: return pair(X[H], R, NC, of(TYPE, "group") == 16)
     else: return pair(tl.load(X + H*stride, mask=ok, other=0), R, NC, of(TYPE, "group") == 16)
 
 @triton.jit
@@ -249,7 +251,7 @@ def scale_of(A, stride: tl.constexpr, J: tl.constexpr, TYPE: tl.constexpr, HELD:
     if HELD: return A[J]
     else: return tl.load(A + J*stride)*of(TYPE, "undo")
 
-# %% ../nbs/10e_gpu_leaves.ipynb #85150c34
+# %% ../nbs/10e_gpu_leaves.ipynb #2589ab1d
 @triton.jit
 def leaf_256(P, U, X, A, M, d, ok, S: tl.constexpr, R: tl.constexpr, NC: tl.constexpr, TYPE: tl.constexpr,
              HELD: tl.constexpr):
@@ -263,7 +265,7 @@ def leaf_256(P, U, X, A, M, d, ok, S: tl.constexpr, R: tl.constexpr, NC: tl.cons
         if J == 3: f = (s - scales*MAGIC_BITS).to(tl.float32)
     s = (s - scales*MAGIC_BITS).to(tl.float32)
     if of(TYPE, "has_min"):
-        m = offsets_256(P[of(TYPE, "bits")], M, R, NC)
+        m = offsets_256(P[of(TYPE, "bits")], M, R, NC, HELD)
         t = half(P[END], TYPE)*s - half(P[END] >> 16, TYPE)*m.to(tl.float32)
     else: t = half(P[END], TYPE)*(f + s)
     return t*d

@@ -45,7 +45,7 @@ def gpu_block(model: GpuModel, # the trunk
     for name in ("spare", "joint"): own.__dict__.pop(name, None)
     return own
 
-# %% ../nbs/14a_gpu_mtp.ipynb #a6bb4bcb
+# %% ../nbs/14a_gpu_mtp.ipynb #280f099d
 DEPTH = 5                                      # most guesses of a round
 
 class Drafts:
@@ -53,7 +53,7 @@ class Drafts:
     def __init__(self, own: GpuModel, s: State): # from `gpu_block`; the trunk's state
         cfg, d = own.cfg, s.said.device
         self.own, self.n_ctx = own, s.n_ctx
-        self.keys, self.values = kv_tables(1, s.n_ctx, cfg.n_kv_head, cfg.head_dim, d)
+        self.keys, self.values = kv_tables(1, s.n_ctx, cfg.n_kv_head, cfg.head_dim, d, own.kv)
         self.rounds, self.one = {}, Round(own, [(self, 1)])
         self.guesses = torch.zeros((2, DEPTH), dtype=torch.int64, device=d)                # ids; bits of confidences
         self.min_p, self.limit = (torch.zeros(1, dtype=t, device=d) for t in (torch.float32, torch.int64))

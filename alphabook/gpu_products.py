@@ -7,7 +7,7 @@ __all__ = ['row_of', 'act_row', 'columns', 'activations', 'tile_at', 'leaves', '
            'flat_sum', 'flat_digits', 'flat_offsets', 'flat_leaf', 'wide_kernel', 'Matrix', 'Plan', 'power', 'plan',
            'product']
 
-# %% ../nbs/10f_gpu_products.ipynb #393ceb8c
+# %% ../nbs/10f_gpu_products.ipynb #a048d01c
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,7 @@ import triton.language as tl
 from .gpu_acts import Acts
 from .gpu_functions import gdc_launch_dependents, gdc_wait, launch
 from .gpu_leaves import (
-    decode, group_scale, half, in_order, leaf_32, leaf_256, load_tile, of, operand, whole)
+    decode, group_scale, half, in_order, leaf_32, leaf_256, load_tile, of, operand, pair, whole)
 from .gpu_weights import packing
 
 # %% ../nbs/10f_gpu_products.ipynb #f7b3ae3b
@@ -33,12 +33,12 @@ def act_row(col, p_rows, first, last, PER: tl.constexpr):
     if PER == 0: return first + col
     else: return row_of(col, p_rows, first, last, PER)//(PER if PER > 0 else -PER)
 
-# %% ../nbs/10f_gpu_products.ipynb #daad29ce
+# %% ../nbs/10f_gpu_products.ipynb #4bf90459
 @triton.jit
 def columns(p_rows, first, last, p_q, p_a, p_s, p_m, p_d, R: tl.constexpr, NC: tl.constexpr, TYPE: tl.constexpr,
             PER: tl.constexpr, ALL: tl.constexpr):
-    """Where NC columns of activations are: pointers to words of q, a, s, words of digits, d, and which of them exist; ALL: what is
-    beyond the last one may be read (there is room up to a multiple of 8), nobody will use it."""
+    """Where NC columns of activations are: pointers to words of q, a, s, words of digits, d, and which of them exist;
+    ALL: what is beyond the last one may be read (there is room up to a multiple of 8), nobody will use it."""
     H: tl.constexpr = of(TYPE, "groups")//2
     e, col = tl.arange(0, NC*16)[None, :], tl.arange(0, NC)[None, None, :]
     row, e_row = act_row(col, p_rows, first, last, PER), act_row(e//16, p_rows, first, last, PER)
@@ -59,22 +59,25 @@ def activations(V, b, inside, S: tl.constexpr, R: tl.constexpr, NC: tl.constexpr
     if HELD:
         p_x, p_a, p_b = X, A, B
         X, A, B = (), (), ()
-        for H in tl.static_range(4): X = X + (tl.load(p_x + H*S*16, mask=e_ok, other=0),)
+        for H in tl.static_range(4):
+            w = tl.load(p_x + H*S*16, mask=e_ok, other=0)
+            if HELD == 2: X = X + (pair(w, R, NC, G == 16),)
+            else: X = X + (w,)
         for J in tl.static_range(8): A = A + (tl.load(p_a + J*S)*of(TYPE, "undo"),)
         if of(TYPE, "has_min") and of(TYPE, "block") == 32:
             for J in tl.static_range(8): B = B + (tl.load(p_b + J*S),)
     if of(TYPE, "has_min") and of(TYPE, "block") == 256:
         p_m += (b*S*G)[:, None]
         B = tl.load(p_m, mask=m_ok, other=0), tl.load(p_m + S*G//2, mask=m_ok, other=0)
+        if HELD == 2: B = pair(B[0], R, NC, False), pair(B[1], R, NC, False)
     return X, A, B, D
 
-# %% ../nbs/10f_gpu_products.ipynb #5f367d35
+# %% ../nbs/10f_gpu_products.ipynb #e63e9cba
 @triton.jit
-def tile_at(i, g, STRIDE, groups, T, NB, R: tl.constexpr, C: tl.constexpr, RT: tl.constexpr, TYPE: tl.constexpr):
-    "Word offsets [R] of the tiles of a program's pass i: its groups of tiles g, g + STRIDE, …, slice after slice."
+def tile_at(g, k, T, NB, R: tl.constexpr, C: tl.constexpr, RT: tl.constexpr, TYPE: tl.constexpr):
+    "Word offsets [R] of a pass's tiles: group g of RT rows of tiles, superblocks from k on."
     s = tl.arange(0, R)
-    row, b = (g + i % groups*STRIDE)*RT + s//C, i//groups*C + s % C
-    return (tl.minimum(row, T - 1)*NB + tl.minimum(b, NB - 1))*of(TYPE, "words")
+    return (tl.minimum(g*RT + s//C, T - 1)*NB + tl.minimum(k + s % C, NB - 1))*of(TYPE, "words")
 
 @triton.jit
 def leaves(P, U, V, X, A, B, D, S: tl.constexpr, R: tl.constexpr, NC: tl.constexpr, C: tl.constexpr, TYPE: tl.constexpr,
@@ -91,7 +94,7 @@ def store_rows(y, at, ok, n, p_y, p_add, p_bias, EPILOGUE: tl.constexpr):
     if EPILOGUE % 2 == 1: y += tl.load(p_add + at, mask=ok, other=0.0)
     tl.store(p_y + at, y, mask=ok)
 
-# %% ../nbs/10f_gpu_products.ipynb #ed712fdb
+# %% ../nbs/10f_gpu_products.ipynb #6bb3a002
 @triton.jit
 def sweep(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_add, p_bias, p_rows, first, last, N, T, NB, S: tl.constexpr,
           TYPE: tl.constexpr, NC: tl.constexpr, C: tl.constexpr, RT: tl.constexpr, MODE: tl.constexpr,
@@ -102,30 +105,33 @@ def sweep(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_add, p_bias, p_rows, first, last,
     at a time."""
     R: tl.constexpr = RT*C
     M: tl.constexpr = 16*NC*RT
+    HELD: tl.constexpr = 2 - MODE
     o, inside = tl.arange(0, M), tl.arange(0, R) % C
     oc, orow = o//RT % NC, o % RT*16 + o//RT//NC
-    G0, STRIDE, slices = tl.program_id(0), tl.num_programs(0), 1 if MODE == 0 else (NB + C - 1)//C
-    groups = ((T + RT - 1)//RT - G0 + STRIDE - 1)//STRIDE
-    row16, tile = tl.arange(0, 16)[None, :, None], tile_at(0, G0, STRIDE, groups, T, NB, R, C, RT, TYPE)
+    G0, STRIDE, groups, slices = tl.program_id(0), tl.num_programs(0), (T + RT - 1)//RT, 1
+    if MODE > 0: slices = (NB + C - 1)//C
+    row16, tile = tl.arange(0, 16)[None, :, None], tile_at(G0, 0, T, NB, R, C, RT, TYPE)
     P = load_tile(p_w, tile, tile[:, None, None], row16, TYPE)
     if PDL: gdc_wait()
     if MODE < 2:
         V = columns(p_rows, first, last, p_q, p_a, p_s, p_m, p_d, R, NC, TYPE, PER, False)
-        X, A, B, D = activations(V, tl.minimum(inside, NB - 1), inside < NB, S, R, NC, TYPE, True)
+        X, A, B, D = activations(V, tl.minimum(inside, NB - 1), inside < NB, S, R, NC, TYPE, HELD)
     if PDL: gdc_launch_dependents()
-    for i in range(groups*slices):
-        k = i//groups*C
+    g, k = G0, G0*0
+    for i in range((groups - G0 + STRIDE - 1)//STRIDE*slices):
         if MODE == 1:
-            if (k > 0) & (i % groups == 0):
+            if (k > 0) & (g == G0):                                               # a new slice
                 V = columns(p_rows, first, last, p_q, p_a, p_s, p_m, p_d, R, NC, TYPE, PER, False)
-                X, A, B, D = activations(V, tl.minimum(k + inside, NB - 1), k + inside < NB, S, R, NC, TYPE, True)
-        tile = tile_at(i + 1, G0, STRIDE, groups, T, NB, R, C, RT, TYPE)
+                X, A, B, D = activations(V, tl.minimum(k + inside, NB - 1), k + inside < NB, S, R, NC, TYPE, HELD)
+        g_next, k_next = g + STRIDE, k
+        if MODE > 0: g_next, k_next = tl.where(g_next < groups, g_next, G0), tl.where(g_next < groups, k, k + C)
+        tile = tile_at(g_next, k_next, T, NB, R, C, RT, TYPE)
         Q = load_tile(p_w, tile, tile[:, None, None], row16, TYPE)
-        n, acc = (G0 + i % groups*STRIDE)*(RT*16) + orow, tl.zeros([M], tl.float32)
+        n, acc = g*(RT*16) + orow, tl.zeros([M], tl.float32)
         if MODE < 2:
             ok, at = (first + oc < last) & (n < N), row_of(oc, p_rows, first, last, PER)*N + n
             if MODE == 1: acc = tl.load(p_y + at, mask=ok & (k > 0), other=0.0)
-            acc = in_order(leaves(P, (), V, X, A, B, D, S, R, NC, C, TYPE, True), acc, M, C)
+            acc = in_order(leaves(P, (), V, X, A, B, D, S, R, NC, C, TYPE, HELD), acc, M, C)
             if k + C >= NB: store_rows(acc, at, ok, n, p_y, p_add, p_bias, EPILOGUE)
             else: tl.store(p_y + at, acc, mask=ok)
         else:
@@ -133,13 +139,13 @@ def sweep(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_add, p_bias, p_rows, first, last,
             for J in tl.static_range(8): U = U + (decode(P, J, TYPE),)
             for start in range(first, last, NC):
                 V = columns(p_rows, start, last, p_q, p_a, p_s, p_m, p_d, R, NC, TYPE, PER, True)
-                X, A, B, D = activations(V, b, k + inside < NB, S, R, NC, TYPE, False)
+                X, A, B, D = activations(V, b, k + inside < NB, S, R, NC, TYPE, HELD)
                 ok, at = (start + oc < last) & (n < N), row_of(oc, p_rows, start, last, PER)*N + n
                 acc = tl.load(p_y + at, mask=ok & (k > 0), other=0.0)
-                acc = in_order(leaves(P, U, V, X, A, B, D, S, R, NC, C, TYPE, False), acc, M, C)
+                acc = in_order(leaves(P, U, V, X, A, B, D, S, R, NC, C, TYPE, HELD), acc, M, C)
                 if k + C >= NB: store_rows(acc, at, ok, n, p_y, p_add, p_bias, EPILOGUE)
                 else: tl.store(p_y + at, acc, mask=ok)
-        P = Q
+        P, g, k = Q, g_next, k_next
 
 # %% ../nbs/10f_gpu_products.ipynb #c5d0c8ee
 @triton.jit(do_not_specialize=["W", "N", "T", "NB"])
@@ -241,7 +247,7 @@ class Matrix:
         self.tiles, self.type, self.R, self.K = tiles, type, R, K
         if tiles.data_ptr() % 16: raise ValueError("tiles must begin at a multiple of 16 bytes")
 
-# %% ../nbs/10f_gpu_products.ipynb #7eae1de1
+# %% ../nbs/10f_gpu_products.ipynb #232ed50b
 @dataclass(frozen=True)
 class Plan:
     "How a product is launched."
@@ -252,6 +258,7 @@ class Plan:
     programs: int
     mode: int = 1                  # of `sweep`; 3: `wide_kernel` with C stages
     columns: int = 1 << 20         # columns of a program
+    registers: int = None          # most of a thread; 128: sixteen warps fit on a multiprocessor
 
 def power(n: int, # ≥ 1
           ) -> int: # the least power of two that is not smaller
@@ -270,9 +277,10 @@ def plan(type: str, # a quantized type
     elif NB <= 8: C, programs = power(NB), 132 if T <= 264 or W > 8 else 264
     elif NB <= 16 and not heavy: C, programs = 16, 132
     else: C, programs = (4, 528) if T >= 1024 else (8, 264)
-    return Plan(8, C, RT, C*RT, min(-(-T//RT), programs), 2 if W > 8 else 0 if NB <= C else 1)
+    mode = 2 if W > 8 else 0 if NB <= C else 1
+    return Plan(8, C, RT, C*RT, min(-(-T//RT), programs), mode, registers=None if heavy or mode == 2 else 128)
 
-# %% ../nbs/10f_gpu_products.ipynb #27d13800
+# %% ../nbs/10f_gpu_products.ipynb #5c6d3329
 def product(w: Matrix, # quantized weights [R, K]
             acts: Acts, # W rows
             add: torch.Tensor = None, # float32 [W, R], added to the result
@@ -294,5 +302,5 @@ def product(w: Matrix, # quantized weights [R, K]
     else:
         q, m = acts.q.view(torch.int32), m.view(torch.int32)
         launch(product_kernel, (p.programs, -(-W//p.columns)), w.tiles, q, acts.a, acts.s, m, *tail, NC=p.NC, C=p.C,
-               RT=p.RT, MODE=p.mode, COLUMNS=p.columns, stages=1, **rest)
+               RT=p.RT, MODE=p.mode, COLUMNS=p.columns, stages=1, registers=p.registers, **rest)
     return y

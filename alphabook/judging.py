@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['quality_flags', 'quantize_flags', 'numbers_of', 'check_quality', 'all_windows', 'open_base', 'judge_texts', 'arm_of',
-           'judge_needles', 'needle_table', 'run_quality', 'quality_command']
+           'judge_needles', 'needle_table', 'judge_tasks', 'task_table', 'run_quality', 'quality_command']
 
-# %% ../nbs/26c_judging.ipynb #140d06e9
+# %% ../nbs/26c_judging.ipynb #a8d03d3a
 import sys
 from pathlib import Path
 
@@ -16,11 +16,12 @@ from .modelfile import ModelFile
 from .peer import NoPeer, Peer
 from .quality import (KINDS, EngineRows, PeerRows, StoredRows, cut_windows, find_needles, quality_result, read_text,
                                save_rows, score_table, score_texts)
+from .tasks import SETS, load_tasks, solve, task_rows
 
-# %% ../nbs/26c_judging.ipynb #ae4f9ab9
+# %% ../nbs/26c_judging.ipynb #6fe584c8
 def quality_flags(p): # argparse parser
     "The flags of `quality`, beside an engine's."
-    p.add_argument("what", metavar="WHAT", help="perplexity, kl (how far from --base) or needle")
+    p.add_argument("what", metavar="WHAT", help="perplexity, kl (how far from --base), needle, humaneval or gsm8k")
     p.add_argument("--text", action="append", metavar="NAME",
                    help=f"{', '.join(KINDS)}, or a UTF-8 file; may be repeated; default: all three")
     p.add_argument("--windows", type=int, default=8, metavar="N", help="windows of each text (default 8)")
@@ -30,6 +31,11 @@ def quality_flags(p): # argparse parser
     p.add_argument("--save", metavar="FILE", help="store the logits, to be a --base later")
     p.add_argument("--depths", default="0,0.25,0.5,0.75,1", help="needle: where it is hidden (0: the beginning)")
     p.add_argument("--tries", type=int, default=3, metavar="N", help="needle: numbers at each depth (default 3)")
+    p.add_argument("--tasks", type=int, metavar="N", help="humaneval, gsm8k: only N tasks, spread over the set")
+    p.add_argument("--answer", type=int, default=512, metavar="N",
+                   help="humaneval, gsm8k: most tokens of an answer (default 512)")
+    p.add_argument("--run-code", action="store_true",
+                   help="humaneval: run what the model writes, in a limited child (chapter 26ba)")
 
 # %% ../nbs/26c_judging.ipynb #57e6905f
 def quantize_flags(p): # argparse parser
@@ -42,7 +48,7 @@ def quantize_flags(p): # argparse parser
     p.add_argument("--threads", type=int, metavar="N", help="threads; default: all cores")
     p.add_argument("--json", action="store_true", help="print one JSON object on standard output")
 
-# %% ../nbs/26c_judging.ipynb #eafff0ae
+# %% ../nbs/26c_judging.ipynb #be1bf414
 def numbers_of(text: str, flag: str, kind, low, high) -> list: # kind: int or float
     "Numbers separated by commas, in a range."
     try: found = [kind(x) for x in text.split(",")]
@@ -52,19 +58,22 @@ def numbers_of(text: str, flag: str, kind, low, high) -> list: # kind: int or fl
 
 def check_quality(args) -> list: # lengths
     "Raise `ValueError` for what can't be measured."
-    if args.what in ("humaneval", "gsm8k"): raise ValueError(f"quality {args.what}: not part of this version")
-    if args.what not in ("perplexity", "kl", "needle"):
-        raise ValueError(f"quality {args.what}: must be perplexity, kl or needle")
+    if args.what not in ("perplexity", "kl", "needle", *SETS):
+        raise ValueError(f"quality {args.what}: must be perplexity, kl, needle, humaneval or gsm8k")
+    if args.what == "humaneval" and not args.run_code:
+        raise ValueError("quality humaneval: runs code that the model wrote on this machine; say --run-code if it may")
     lengths = numbers_of(args.length, "--length", int, 2, 1 << 20)
     if len(lengths) > 1 and args.what != "needle":
         raise ValueError(f"--length {args.length}: windows have one length; only needle takes several")
-    for flag, value in (("--windows", args.windows), ("--tries", args.tries)):
+    tasks = 1 if args.tasks is None else args.tasks
+    counts = ("--windows", args.windows), ("--tries", args.tries), ("--tasks", tasks), ("--answer", args.answer)
+    for flag, value in counts:
         if not 1 <= value <= 10_000: raise ValueError(f"{flag} {value}: must be from 1 to 10000")
     numbers_of(args.depths, "--depths", float, 0, 1)
     if args.base and args.what != "kl": raise ValueError(f"--base {args.base}: only kl compares; give quality kl")
     if args.what == "kl" and not args.base and args.mode != "fast":
         raise ValueError("quality kl: give --base, a file or llama.cpp (or --mode fast, to compare with exact mode)")
-    if args.save and args.what == "needle": raise ValueError("--save: needle stores no logits")
+    if args.save and args.what not in ("perplexity", "kl"): raise ValueError(f"--save: {args.what} stores no logits")
     for text in args.text or (): read_text(text)
     return lengths
 
@@ -128,14 +137,28 @@ def needle_table(rows) -> str:
         lines.append(f"{length:8}  " + "  ".join(row))
     return "\n".join(lines)
 
-# %% ../nbs/26c_judging.ipynb #6e19c42d
+# %% ../nbs/26c_judging.ipynb #cc8c5f31
+def judge_tasks(args, engine: Engine, progress = None) -> list: # rows
+    "`quality humaneval` and `quality gsm8k`."
+    tasks = load_tasks(args.what, args.tasks)
+    return task_rows(solve(engine, tasks, args.answer, progress), args.what, arm_of(engine))
+
+def task_table(rows) -> str:
+    "A line for people."
+    share, tokens = rows
+    low, high = share["interval"]
+    return (f"{share['text']}: {len(share['solved'])} of {share['n']} solved, {share['value']:.0%} "
+            f"(95 %: {low:.0%} to {high:.0%}), {tokens['value']:.0f} tokens an answer")
+
+# %% ../nbs/26c_judging.ipynb #27abec52
 def run_quality(args, engine: Engine, lengths, # from `check_quality`
                 progress = None): # (result of the published schema, table)
     "Measure what the flags ask for."
-    needle = args.what == "needle"
-    rows = judge_needles(args, engine, lengths) if needle else judge_texts(args, engine, lengths[0], progress)
+    if args.what in SETS: rows, table = judge_tasks(args, engine, progress), task_table
+    elif args.what == "needle": rows, table = judge_needles(args, engine, lengths), needle_table
+    else: rows, table = judge_texts(args, engine, lengths[0], progress), score_table
     result = quality_result(engine, rows, quality_command(args, engine), f"quality-{args.what}")
-    return result, needle_table(rows) if needle else score_table(rows)
+    return result, table(rows)
 
 def quality_command(args, engine: Engine) -> str: # without paths of this machine
     "The command that repeats a run."
@@ -143,4 +166,7 @@ def quality_command(args, engine: Engine) -> str: # without paths of this machin
     fast = "" if engine.mode == "exact" else f" --mode {engine.mode} --kv {':'.join(engine.kv)}"
     texts = "".join(f" --text {Path(t).name}" for t in args.text or ())
     base = f" --base {Path(args.base).name}" if args.base else ""
+    if args.what in SETS:
+        tasks, code = f" --tasks {args.tasks}" if args.tasks else "", " --run-code" if args.run_code else ""
+        return f"alphabook quality {args.what}{model}{fast}{tasks} --answer {args.answer}{code}"
     return f"alphabook quality {args.what}{model}{fast}{texts} --windows {args.windows} --length {args.length}{base}"

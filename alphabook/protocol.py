@@ -341,11 +341,12 @@ def commit() -> str: # short hash, or None
     except OSError: return None
     return done.stdout.strip() or None
 
-# %% ../nbs/25c_protocol.ipynb #3aee7adf
+# %% ../nbs/25c_protocol.ipynb #e12a9a06
 def model_facts(engine: Engine) -> dict:
     "What was measured: name, types of weights, sizes, kinds of products."
     mf, types = engine.mf, summary(engine.mf)["types"]
     return dict(model=re.sub(r"-0*\d+-of-\d+$", "", mf.path.stem), file_bytes=mf.nbytes,
+                weights=sum(t["parameters"] for t in types.values()),
                 quantization=", ".join(t for t in types if t != "F32") or "F32",
                 bytes_per_token=bytes_per_token(mf, engine.cfg), mode=engine.mode, kv=":".join(engine.kv),
                 kinds={str(k): dict(tensors=k.names, matrices=len(k.weights), bytes=k.nbytes)

@@ -122,7 +122,7 @@ def divergence(base, other, # float64 [n, n_vocab], from `log_shares`
     "KL(base ‖ other) of each row."
     return (np.exp(base)*(base - other)).sum(-1)
 
-# %% ../nbs/26b_quality.ipynb #8ca7107c
+# %% ../nbs/26b_quality.ipynb #560a3af0
 @dataclass
 class Score:
     "What was measured, token by token."
@@ -130,6 +130,16 @@ class Score:
     base: list = field(default_factory=list)           # the same, of the base
     kl: list = field(default_factory=list)             # nats
     same: list = field(default_factory=list)           # is the favourite the base's?
+
+    def add(self, token: int, logits, base = None): # what follows; float32 [1, n_vocab] each
+        "A token more. A row at a time, which with 262,144 ids is 2 MB: more would leave the processor's cache."
+        shares = log_shares(logits)
+        self.surprise.append(float(-shares[0, token]))
+        if base is None: return
+        theirs = log_shares(base)
+        self.base.append(float(-theirs[0, token]))
+        self.kl += divergence(theirs, shares).tolist()
+        self.same.append(bool(theirs.argmax() == shares.argmax()))
 
     def __add__(self, other): return Score(*(getattr(self, k) + getattr(other, k) for k in self.__dataclass_fields__))
 
@@ -148,7 +158,7 @@ class Score:
                       "KL, 99th percentile": float(np.quantile(self.kl, .99)),
                       "same favourite": float(np.mean(self.same))}
 
-# %% ../nbs/26b_quality.ipynb #a825da9c
+# %% ../nbs/26b_quality.ipynb #c7ecf592
 def judge(windows, source, # lists of ids; as `EngineRows`
           base = None, # another source; None: perplexity alone
           progress = None, # called with (windows done, windows in all)
@@ -160,16 +170,11 @@ def judge(windows, source, # lists of ids; as `EngineRows`
         at = 0
         others = base.rows(first + i, ids) if base else iter(lambda: None, 0)
         for logits, other in zip(source.rows(first + i, ids), others):
-            follow = np.array(ids[at + 1:at + 1 + len(logits)])
-            n, at = len(follow), at + len(logits)
-            shares = log_shares(logits[:n])
-            score.surprise += (-shares[range(n), follow]).tolist()
-            if other is None: continue
-            if len(other) != len(logits): raise ValueError("source and base must hand out as many rows at a time")
-            theirs = log_shares(other[:n])
-            score.base += (-theirs[range(n), follow]).tolist()
-            score.kl += divergence(theirs, shares).tolist()
-            score.same += (theirs.argmax(-1) == shares.argmax(-1)).tolist()
+            if other is not None and len(other) != len(logits):
+                raise ValueError("source and base must hand out as many rows at a time")
+            for j, token in enumerate(ids[at + 1:at + 1 + len(logits)]):
+                score.add(token, logits[j:j + 1], None if other is None else other[j:j + 1])
+            at += len(logits)
         if progress: progress(i + 1, len(windows))
     return score
 

@@ -1,8 +1,8 @@
 """Compiles every kernel of the GPU chapters as their wrappers launch it, for GPUs that need not be there, and lints the PTX.
 
-    python gpu_compile.py [ARCH …] [--quick] [--fusion] [--regs]   # a line per kernel and architecture; exit 1 if one breaks a rule
+    python gpu_compile.py [ARCH …] [--quick] [--fusion] [--regs] [--blocks]   # a line per kernel and architecture; exit 1 if one breaks a rule
 
---quick: one launch of each kernel; --fusion: with contraction on, to see that the rules notice it; --regs: registers and
+--blocks: attention over keys and values in blocks, too; --quick: one launch of each kernel; --fusion: with contraction on, to see that the rules notice it; --regs: registers and
 spills of each kernel, as ptxas says them (it comes with Triton).
 """
 import re, subprocess, sys, tempfile
@@ -122,6 +122,10 @@ def calls():
             attention.attention(heads.pack_queries(rand(W, H, D), KV), keys, values, ints(W), H, 0, 0.1, gate=rand(W, H, 2*D)[..., D:])
         if 256 % D == 0: attention.attention(q, keys, values, ints(3), H, 0, 0.1, quantized=True)
         attention.attention(q, keys, values, ints(3), H, 128, 0.1, rand(H), chosen=torch.zeros((3, 64), dtype=torch.uint8), block=4)
+    for D, kinds in ((128, ('q8_0', 'q4_0')), (256, ('q4_0', 'q8_0'))) if '--blocks' in sys.argv else ():
+        keys, values = (t[0] for t in heads.kv_tables(1, 256, 2, D, 'cpu', kinds))
+        q = heads.heads(rand(1, 8, D), rand(1, 2, D), rand(1, 2, D), None, ints(1), keys, values)
+        attention.attention(q, keys, values, ints(1), 8, 0, 0.1)
     for k in (1, 20):
         ids, values, _, _ = tokens.top_k(rand(2, 150000), k)
         tokens.sample(ids, values, ints(2), tokens.sampling_buffers(device='cpu'))

@@ -104,6 +104,40 @@ def test_perplexity_is_the_plain_definition(engine):
     assert math.isclose(got, math.exp(total/23), rel_tol=1e-9)
 
 
+def test_published_solutions_pass_and_mutilated_ones_do_not():
+    "Every fourteenth of HumanEval; and with the last line gone, none does."
+    from alphabook.tasks import load_tasks, program_of, run_tests
+    for t in load_tasks('humaneval')[::14]:
+        assert run_tests(program_of(t, t.solution), t.test, t.entry) and run_tests(program_of(t, f'```python\n{t.prompt}{t.solution}```'), t.test, t.entry), t.id
+        cut = t.solution.rstrip().rpartition('\n')[0] + '\n    pass\n'
+        assert not run_tests(program_of(t, cut), t.test, t.entry), t.id
+
+
+def test_what_a_model_wrote_leaves_nothing_behind(tmp_path):
+    "Nothing written, moved or removed, nobody asked over a network, no word guessed; and an answer that only ends is no answer."
+    from alphabook.tasks import run_tests
+    (tmp_path/'mine').write_text('mine')
+    mine, test = str(tmp_path/'mine'), 'def check(f):\n    assert f() == 1\n'
+    for evil in (f'open({mine!r}, "w")', f'open({mine!r}, "r+")', f'import os; os.open({mine!r}, 1)', f'import os; os.unlink({mine!r})',
+                 f'import os; os.rename({mine!r}, {mine!r} + "2")', f'import pathlib; pathlib.Path({mine!r}).write_text("x")',
+                 f'import os; os.truncate({mine!r}, 0)', 'import urllib.request; urllib.request.urlopen("http://127.0.0.1:9")',
+                 'import os; os.fork()', 'import ctypes; ctypes.CDLL(None)', 'print("0"*32); import os; os._exit(0)', 'raise SystemExit'):
+        for where in (f'{evil}\ndef f(): return 1', f'def f():\n    try:\n        {evil}\n    except PermissionError: return 2\n    return 1'):
+            assert not run_tests(where, test, 'f', 5.0), evil
+    assert (tmp_path/'mine').read_text() == 'mine' and [p.name for p in tmp_path.iterdir()] == ['mine']
+    assert run_tests('def f(): return 1', test, 'f') and run_tests(f'def f():\n    open({mine!r}).read()\n    return 1', test, 'f')
+
+
+def test_problems_from_the_command_line(tmp_path):
+    code, said, err = call('quality', 'gsm8k', '--tasks', 2, '--answer', 16, '--ctx', 1024, '--json', '-o', tmp_path)
+    result = json.loads(said)
+    [share, tokens] = result['rows']
+    assert code == 0 and share['n'] == 2 and 0 <= share['interval'][0] <= share['value'] <= share['interval'][1] <= 1 and 0 < tokens['value'] <= 16
+    assert result['command'] == 'alphabook quality gsm8k --tasks 2 --answer 16' and [*(tmp_path/'cpu').glob('quality-gsm8k-*.json')]
+    code, said, err = call('quality', 'humaneval')
+    assert code == 2 and '--run-code' in err and err.count('\n') == 1
+
+
 def test_divergence_by_hand():
     p, q = np.array([[.5, .25, .25]]), np.array([[.125, .25, .625]])
     want = .5*math.log(4) + .25*math.log(.4)
@@ -134,7 +168,7 @@ def test_the_texts_are_what_the_results_were_measured_on():
     for path in RESULTS: assert json.loads(path.read_text(encoding='utf-8'))['texts'] == hashes, path.name
 
 
-@pytest.mark.parametrize('path', RESULTS, ids=lambda p: p.stem)
+@pytest.mark.parametrize('path', [p for p in RESULTS if '"maker"' in p.read_text(encoding='utf-8')], ids=lambda p: p.stem)
 def test_what_our_arithmetic_adds_is_at_most_a_tenth_more_than_llama_cpps(path):
     "Of each recorded model: the geometric mean over its files of KL here ÷ KL in llama.cpp, and each by itself with some leave."
     found = {}

@@ -22,7 +22,7 @@ import triton.language as tl
 
 from alphabook import gpu_acts, gpu_attention, gpu_functions, gpu_heads, gpu_hybrid, gpu_leaves, gpu_matrices, gpu_norms, gpu_products
 from alphabook.gpu_functions import PLAIN, begin, gdc_launch_dependents, gdc_wait
-from alphabook.gpu_leaves import decode, group_scale, half, load_pair, load_tile, of, operand
+from alphabook.gpu_leaves import decode, group_scale, half, load_tile, of, operand, pair
 from alphabook.gpu_weights import packing
 
 MODULES = [m for name, m in sys.modules.items() if name.startswith("alphabook.gpu_")]
@@ -133,7 +133,7 @@ def core_leaf(P, p_x, p_xs, M, ok, TYPE: tl.constexpr, S: tl.constexpr, R: tl.co
     UP: tl.constexpr = 8 - of(TYPE, "bits") if of(TYPE, "kind") == "s" else 0
     s = tl.zeros([R, 16, NC], tl.float32)
     for J in tl.static_range(8):
-        if J % 2 == 0: X = load_pair(p_x + J//2*(S*64), ok, R, NC, of(TYPE, "group") == 16)
+        if J % 2 == 0: X = pair(tl.load(p_x + J//2*(S*16), mask=ok, other=0), R, NC, of(TYPE, "group") == 16)
         w, x = operand(decode(P, J, TYPE), R), tl.load(p_xs + J*S)*(1.0/(1 << UP))
         if of(TYPE, "group") == 16:
             u = tl.dot(w, X[J % 2*2], out_dtype=tl.int32).to(tl.float32)*group_scale(P[NP + J//2], J % 2*2, TYPE).to(tl.float32)
@@ -150,7 +150,7 @@ def core_leaf(P, p_x, p_xs, M, ok, TYPE: tl.constexpr, S: tl.constexpr, R: tl.co
 @triton.jit(do_not_specialize=["W", "N", "T", "NB"])
 def k_mma(p_w, p_q, p_xs, p_mh, p_y, W, N, T, NB, S: tl.constexpr, TYPE: tl.constexpr, NC: tl.constexpr, C: tl.constexpr, PDL: tl.constexpr):
     "y[W, N]: like `k_dp4a`, NC columns at once."
-    s, e, kk, col = tl.arange(0, C), tl.arange(0, NC*64)[None, :], tl.arange(0, 32)[None, :, None], tl.arange(0, NC)[None, None, :]
+    s, e, kk, col = tl.arange(0, C), tl.arange(0, NC*16)[None, :], tl.arange(0, 32)[None, :, None], tl.arange(0, NC)[None, None, :]
     row, G0, STRIDE, passes = tl.arange(0, 16)[None, :, None], tl.program_id(0), tl.num_programs(0), (NB + C - 1)//C
     n_passes = (T - G0 + STRIDE - 1)//STRIDE*passes
     tile = (tl.minimum(G0, T - 1)*NB + tl.minimum(s, NB - 1))*of(TYPE, "words")
@@ -164,7 +164,7 @@ def k_mma(p_w, p_q, p_xs, p_mh, p_y, W, N, T, NB, S: tl.constexpr, TYPE: tl.cons
         b, inside = tl.minimum(k + s, NB - 1), (k + s < NB)[:, None, None]
         ok = (e >= 0) & (b[:, None] >= 0)
         M = tl.load(p_mh + (b[:, None, None]*S + col)*8 + kk, mask=(kk < 8) & inside, other=0.0)
-        v = core_leaf(P, p_q + (b*(4*S*64))[:, None] + e, p_xs + (b*(8*S))[:, None, None] + col, M, ok, TYPE, S, C, NC)
+        v = core_leaf(P, p_q + (b*(4*S*16))[:, None] + e, p_xs + (b*(8*S))[:, None, None] + col, M, ok, TYPE, S, C, NC)
         acc = tl.where(inside, v, 0.0) + tl.where(k == 0, 0.0, acc)
         if k + C >= NB:
             y, n16 = tl.sum(acc, axis=0), (G0 + n//passes*STRIDE)*16 + tl.arange(0, 16)[:, None]                 # (16, NC)
@@ -221,7 +221,7 @@ def free_product(kind, w, acts, y, C, programs):
     T, NB, S = w.tiles.shape[0], w.tiles.shape[1], acts.S
     programs = min(T, programs or T)
     if kind == "dp4a": free_launch(k_dp4a, (programs,), w.tiles, acts.words, acts.xs, acts.ms, y, w.R, T, NB, S=S, TYPE=w.type, W=acts.W, C=C, warps=C, stages=1)
-    elif kind == "mma": free_launch(k_mma, (programs,), w.tiles, acts.q, acts.xs, acts.mh, y, acts.W, w.R, T, NB, S=S, TYPE=w.type, NC=S, C=C, warps=C, stages=1)
+    elif kind == "mma": free_launch(k_mma, (programs,), w.tiles, acts.words, acts.xs, acts.mh, y, acts.W, w.R, T, NB, S=S, TYPE=w.type, NC=S, C=C, warps=C, stages=1)
     else: free_launch(k_f16, (-(-T//C), -(-acts.W//min(64, S))), w.tiles, acts.x, y, acts.W, w.R, T, NB, S=S, TYPE=w.type, NC=min(64, S), R=C, warps=4, STAGES=programs and 3)
     return y
 

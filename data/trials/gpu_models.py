@@ -241,7 +241,7 @@ def confirm(out, commit):
     (ROOT/"data"/"results"/"h200"/f"gpu-records-{head['date']}.json").write_text(text)
 
 # ---------------------------------------------------------------- compared in Triton's interpreter
-def small(like, type, **changes):
+def small(like, type, kv=("f16", "f16"), **changes):
     "Rounds, a replay, a prompt's chunk and greedy steps of a tiny model beside the numpy spec: rows compared and different."
     from alphabook import streams
     from alphabook.gpu_rounds import GpuModel
@@ -250,7 +250,7 @@ def small(like, type, **changes):
     with tempfile.TemporaryDirectory() as folder:
         mf = ModelFile(synth(like, type, Path(folder)/"tiny.gguf", **changes))
         cfg = load_config(mf)
-        a, b = Model(mf, cfg, streams), GpuModel(mf, cfg)
+        a, b = Model(mf, cfg, streams, kv=kv), GpuModel(mf, cfg, kv=kv)
         x, y, rows, bad = a.new_cache(16), b.new_cache(16), 0, 0
         for ids, keep, want in (([5, 7, 260], 2, None), ([9, 1], 2, 1)):
             p, q = run_round(a, x, ids, want), run_round(b, y, ids, want)
@@ -447,6 +447,7 @@ def main():
         if what == "golden": golden()
         elif what == "small":
             small("tiny-llama", "Q4_K", n_layer=1, n_ff=256)
+            small("tiny-llama", "Q8_0", ("q8_0", "q4_0"), n_layer=1, n_ff=256)
             small("tiny-qwen35moe", "Q4_0", n_layer=2, interval=2, n_expert=4, n_ff_shared=64)
             small("tiny-qwen4exp", "Q8_0", n_expert=2, n_used=1)
         elif what == "one": print(json.dumps(check_one(MODELS[a.model], a.arms and a.arms.split(";"), a.out if a.out.endswith(".json") else None)))

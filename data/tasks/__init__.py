@@ -1,0 +1,1 @@
+"Tasks that travel in the wheel, as the package `alphabook._tasks`."
