@@ -385,14 +385,14 @@ def write_library(w: dict, c: MiniConfig, corpus: np.ndarray, taps: tuple, secon
         ids, kept = write_texts(w, c, begun, first, taps, heat, rng, seconds)
     return ids, kept, first
 
-# %% ../nbs/29f_teaching.ipynb #17027115
+# %% ../nbs/29f_teaching.ipynb #3583250c
 def save_pupil(path: Path, pupil: Pupil, scale: Tensor):
     "Weights, as float16 that the file may be small, and what residuals were multiplied by, (taps,)."
     w = {name: x.detach().half().cpu() for name, x in pupil.w.items()}
     torch.save({'w': w, 'scale': scale.float().cpu()}, path)
 
 def load_pupil(path: Path) -> dict[str, Tensor]:
-    "Weights for residuals as they are. A norm follows `fc`, so a common factor keeps it in the range of its blocks' scales."
+    "Weights for residuals as they are. A norm follows `fc`: a common factor keeps it in its blocks' range."
     state = torch.load(path)
     w, scale = {name: x.float() for name, x in state['w'].items()}, state['scale'] / state['scale'].min()
     return w | {'fc.weight': (w['fc.weight'].unflatten(1, (len(scale), -1)) * scale[:, None]).flatten(1)}
