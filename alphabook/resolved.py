@@ -151,12 +151,12 @@ def k_resolve(p_ids, p_table, p_x, p_slots, p_board, p_experts, p_wanted, p_rows
         tl.store(p_rung + 1, rung)
     else: tl.store(p_rung + 1, rung*0)
 
-# %% ../nbs/20b_resolved.ipynb #e63aac08
+# %% ../nbs/20b_resolved.ipynb #991ecdd3
 @triton.jit(do_not_specialize=["patience"])
 def k_join(p_y, p_slots, p_answers, p_board, p_rung, p_notes, p_weights, p_shared, p_gate, p_x, p_out, patience,
            n, y_row, s_row, g_row, slot_row, K: tl.constexpr, SHARED: tl.constexpr, ADD: tl.constexpr,
            B: tl.constexpr, PDL: tl.constexpr):
-    "A piece of one row: x + (Σ weight·y + shared·sigmoid(gate)), y on the device or from the CPU; NaN if that is late."
+    "A piece of one row: x + (Σ weight·y + shared·sigmoid(gate)), y from here or the CPU; NaN if that is late."
     begin(PDL)
     w, i = tl.program_id(1).to(tl.int64), tl.program_id(0)*B + tl.arange(0, B)
     rung = tl.load(p_rung + 1)
@@ -197,7 +197,7 @@ class Box:
         self.far = SimpleNamespace(**dict(zip(("board", "experts", "wanted", "rows", "answers"), parts)))
         self.near = SimpleNamespace(**{name: t.numpy() for name, t in vars(self.far).items()})
 
-# %% ../nbs/20b_resolved.ipynb #1b649a78
+# %% ../nbs/20b_resolved.ipynb #de223482
 class ExpertStore:
     "A mixture's experts, some of them in slots on the device, all of them in RAM. ValueError if the cap is too small."
     def __init__(self, mf, cfg: ModelConfig, vram: int = None, # bytes on the device, for everything; None: no limit
@@ -211,7 +211,7 @@ class ExpertStore:
         self.mf, self.cfg, self.bound, self.say = mf, cfg, bound, say or (lambda line: None)
         self.device = torch.device(device or ("cpu" if INTERPRET else "cuda"))
         self.tensors = self.stacks_of(mf, cfg)
-        if not self.tensors: raise ValueError(f"{mf.path}: is no mixture of experts, so nothing can stay off the device")
+        if not self.tensors: raise ValueError(f"{mf.path}: is no mixture of experts: all of it must be on the device")
         self.E, self.L, self.cpu, self.pool = cfg.n_expert, cfg.n_layer, {}, Pool()
         self.banks, self.bank_of = make_banks(self.tensors)
         joined = {i for i, t in self.tensors.items() if joins_shared(t)}
@@ -232,7 +232,7 @@ class ExpertStore:
             if layer is not None and layer < cfg.n_layer: found.setdefault(layer, {})[attr] = t
         return {i: t for i, t in found.items() if "ffn_gate_exps" in t}
 
-# %% ../nbs/20b_resolved.ipynb #46206824
+# %% ../nbs/20b_resolved.ipynb #8ff3fbf4
 def make_banks(tensors: dict) -> tuple: # of layers → banks, {layer: its bank}
     "A bank for each kind."
     banks, of = {}, {}
@@ -246,7 +246,7 @@ def make_banks(tensors: dict) -> tuple: # of layers → banks, {layer: its bank}
 def make_slots(self: ExpertStore, budget, part, vram): # bytes for experts or None, 0 … 1 or None, the cap
     "Allocate the banks."
     if part is not None:
-        budget = sum(b.fixed*b.nbytes for b in self.banks) + int(part*sum(len(b.layers)*self.E*b.nbytes for b in self.banks))
+        budget = sum(b.fixed*b.nbytes + int(part*len(b.layers)*self.E*b.nbytes) for b in self.banks)
     if budget is None: budget = 1 << 60
     try: slots = slots_for(self.banks, budget, self.E)
     except ValueError as e: raise ValueError(f"--vram {vram:,}: {e}; --device cpu needs none") from None
@@ -267,7 +267,7 @@ def choose_first(self: ExpertStore):
 
 ExpertStore.make_slots, ExpertStore.choose_first = make_slots, choose_first
 
-# %% ../nbs/20b_resolved.ipynb #d1672027
+# %% ../nbs/20b_resolved.ipynb #57c11ab8
 def load(self: ExpertStore, layer, # SimpleNamespace of `GpuModel`
          rest: dict): # {short name: tensor}; what is loaded is taken out
     "A layer's experts: those with slots to the device, all of them to RAM."
@@ -284,7 +284,8 @@ def load(self: ExpertStore, layer, # SimpleNamespace of `GpuModel`
         bank.next_fixed += 1
     layer.experts, layer.ffn_down_exps = bank.experts[:-1], bank.experts[-1]
     if layer.index not in self.cpu: self.cpu[layer.index] = self.load_near(layer, t)
-    for name in [f"ffn_{r}_exps" for r in ROLES] + [f"ffn_{r}_shexp" for r in ROLES if layer.with_shared]: del rest[name]
+    for suffix in ("exps", "shexp") if layer.with_shared else ("exps",):
+        for r in ROLES: del rest[f"ffn_{r}_{suffix}"]
 
 def load_near(self: ExpertStore, layer, t: dict): # as of `load` → what the workers need
     "A layer's experts in RAM, packed or in the mapped file (chapter 09f)."
@@ -449,7 +450,7 @@ def enter(self: ExpertStore):
 
 ExpertStore.learn, ExpertStore.decide, ExpertStore.enter = learn, decide, enter
 
-# %% ../nbs/20b_resolved.ipynb #97487919
+# %% ../nbs/20b_resolved.ipynb #5f22001d
 def bring(self: ExpertStore):
     "Start the copies of those that are to come, and pack them on the device."
     while self.coming:
@@ -469,7 +470,8 @@ def bring(self: ExpertStore):
 def over(self: ExpertStore, data): # uint8 array → tensor on the device
     "Copy in pieces, through pinned memory that is used again when the copy before is over."
     raw = torch.from_numpy(data).view(-1)
-    if len(self.host.get("stage", ())) < len(raw): self.host["stage"] = torch.empty(len(raw), dtype=torch.uint8, pin_memory=True)
+    if len(self.host.get("stage", ())) < len(raw):
+        self.host["stage"] = torch.empty(len(raw), dtype=torch.uint8, pin_memory=True)
     if "staged" in self.host: self.host["staged"].synchronize()
     stage, there = self.host["stage"][:len(raw)], torch.empty(len(raw), dtype=torch.uint8, device=self.device)
     stage.copy_(raw)
