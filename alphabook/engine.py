@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['BACKENDS', 'SPACING', 'NEAR', 'CHECKPOINT_BYTES', 'AUTO_ON', 'SPARE', 'pick_backend', 'load_model', 'check_flags',
-           'marks', 'thin', 'affordable', 'Session', 'Engine', 'mtp_block', 'mtp_drafter', 'is_block', 'block_model',
-           'new_policy', 'may_block', 'prices_for', 'prompt_ids', 'borrowed', 'run', 'checked', 'hashing', 'stream',
-           'generate']
+           'marks', 'thin', 'affordable', 'Session', 'Engine', 'words', 'mtp_block', 'mtp_drafter', 'is_block',
+           'block_model', 'new_policy', 'may_block', 'prices_for', 'prompt_ids', 'borrowed', 'run', 'checked',
+           'hashing', 'stream', 'generate']
 
-# %% ../nbs/23_engine.ipynb #95b99b43
+# %% ../nbs/23_engine.ipynb #8ed58d32
 import hashlib
 from contextlib import contextmanager
 
@@ -20,6 +20,7 @@ from .blockdrafter import BlockDrafter, block_beside
 from .chat import ChatTemplate
 from .config import ModelConfig, load_config
 from .copying import CopyDrafter
+from .draftvocab import DraftVocabulary, PromptHead, cut_size
 from .elementary import check_float_mode
 from .fetch import resolve_model
 from .kv import EXACT_KV, parse_kv
@@ -145,7 +146,7 @@ class Session:
         hidden = getattr(self.cache, "hidden", None) if self.hosted else None               # a GPU keeps it
         self.policy.committed(self.cache.ids[:self.cache.n], hidden, prompt)
 
-# %% ../nbs/23_engine.ipynb #e5c480d4
+# %% ../nbs/23_engine.ipynb #657786d9
 class Engine:
     "A loaded model: `stream` and `generate` text with it."
     def __init__(self, mf: ModelFile, device: str, mode: str, n_ctx: int = None, progress = None,
@@ -159,6 +160,7 @@ class Engine:
             raise ValueError(f"--drafter mtp has no use for {draft_file.path}, a block drafter: use --drafter block")
         self.draft_file, self.block_file = (None, draft_file) if whole else (draft_file, None)
         self.draft_block = None                 # of the block drafter, when it is loaded
+        self.vocabulary = None                               # of drafts
         self.tokenizer = Tokenizer.from_meta(mf.meta, str(mf.path))
         self.n_ctx = min(n_ctx or self.cfg.n_ctx, self.cfg.n_ctx)
         self.model, self.kv = load_model(mf, self.cfg, device, progress, ram, say, kv, vram, self.n_ctx), kv
@@ -196,7 +198,12 @@ class Engine:
         "A session that keeps its keys and values between prompts."
         return Session(self, min(n_ctx or self.n_ctx, self.n_ctx), drafter=drafter)
 
-# %% ../nbs/23_engine.ipynb #047e340a
+# %% ../nbs/23_engine.ipynb #17a0d47b
+def words(self: Engine) -> DraftVocabulary:
+    "The tokens that a drafter may guess; made when they are first needed."
+    if not self.vocabulary: self.vocabulary = DraftVocabulary(self.tokenizer, cut_size(self.mtp_block()))
+    return self.vocabulary
+
 def mtp_block(self: Engine):
     "The block that drafts, loaded when it is first needed. ValueError if there is none."
     if not self.block:
@@ -207,7 +214,10 @@ def mtp_block(self: Engine):
 
 def mtp_drafter(engine: Engine, cache): # of a session; empty → MtpDrafter, or GpuMtpDrafter
     "A drafter for a text."
-    if engine.device in BACKENDS: return MtpDrafter(engine.mtp_block(), cache.n_ctx)
+    if engine.device in BACKENDS:
+        drafter = MtpDrafter(engine.mtp_block(), cache.n_ctx)
+        if cut_size(drafter.own): drafter.chooser = PromptHead(engine.words)
+        return drafter
     from alphabook.gpu_mtp import GpuMtpDrafter
     return GpuMtpDrafter(engine.mtp_block(), cache)
 
@@ -261,7 +271,7 @@ def prices_for(engine: Engine, cache, mtp, block = None) -> Prices: # of a sessi
     engine.prices = engine.prices or remembered(price_key(files, getattr(engine.model, "card", str)()), measure)
     return engine.prices
 
-Engine.mtp_block, Engine.block_model, Engine.new_policy = mtp_block, block_model, new_policy
+Engine.mtp_block, Engine.block_model, Engine.new_policy, Engine.words = mtp_block, block_model, new_policy, words
 
 # %% ../nbs/23_engine.ipynb #0614bc61
 def prompt_ids(engine: Engine, prompt, # text, or ids

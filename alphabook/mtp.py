@@ -160,7 +160,7 @@ def run_pass(own: Model, cache: Cache, ids, h): # as of `Pass.run`
     cache.n = cache.written[:] = n + W
     return out
 
-# %% ../nbs/14_mtp.ipynb #4227669e
+# %% ../nbs/14_mtp.ipynb #1050b5db
 CHUNK = 64                                     # most pairs of a pass
 PASSES = 1, 2, 3, 4, 6, 8, 12, 16, 32, CHUNK   # pairs of a pass: a few numbers, for each is recorded
 
@@ -177,14 +177,16 @@ class MtpDrafter:
         self.hidden = np.zeros((n_ctx, streams, own.cfg.n_embd) if streams else (n_ctx, own.cfg.n_embd), np.float16)
         self.n = self.known = 0                # pairs that the block has read; positions that the trunk has
         self.head_ids = None                   # what the head's rows stand for; None: themselves
+        self.chooser = None                    # what gives the head its rows, by the prompt (chapter 16)
 
     def committed(self, ids, # int [n]: the text that the trunk has read
                   hidden, # `cache.hidden` of the round, whose first rows are those that are new
-                  prompt: bool = False, # makes no difference here
+                  prompt: bool = False, # the text is a prompt, or the beginning of one
                   read: bool = True): # read pairs, if many are lacking; else only when somebody asks for a draft
         "Note what a round left."
         new, to = slice(self.known, len(ids)), len(ids)
         self.ids[new] = ids[new]
+        if prompt and self.chooser: self.chooser.prompt = self.ids[:to]
         self.hidden[new] = hidden[:to - self.known]
         if self.own.cfg.streams: np.nan_to_num(self.hidden[new], copy=False)               # these are not normed
         self.known = to
@@ -220,7 +222,7 @@ class MtpDrafter:
 
     def reset(self): self.rollback(0)
 
-# %% ../nbs/14_mtp.ipynb #54c4adf3
+# %% ../nbs/14_mtp.ipynb #89f5609c
 def draft(self: MtpDrafter, ids, # the text, whose last token the trunk has not read
           n: int = 5, # most drafts
           worth: float = 0.0, # a chain that is less likely to hold ends, too
@@ -228,6 +230,7 @@ def draft(self: MtpDrafter, ids, # the text, whose last token the trunk has not 
     "Guess the tokens behind the text, until one is too unlikely. Confidences: of each, if those before it hold."
     drafts, parts, chain, n = [], [], 1.0, min(n, self.depth, self.cache.n_ctx - len(ids) + 1)
     if n < 1 or not self.known: return drafts, parts
+    if self.chooser: self.chooser.settle(self)
     self.n = min(self.n, self.known - 1)   # asked twice: the last token may be another
     self.cache.rollback(self.n)
     self.catch_up()

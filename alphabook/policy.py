@@ -51,7 +51,7 @@ def fitting(n: int, # drafts
     "The most drafts that make a round of one of the WIDTHS."
     return max(w for w in WIDTHS if w <= n + 1) - 1
 
-# %% ../nbs/17_policy.ipynb #decbaca4
+# %% ../nbs/17_policy.ipynb #17f880de
 class Prices:
     "Seconds of a round by its rows; kept up to date by what rounds take."
     def __init__(self, seconds: dict, # {rows: seconds}, at least of one row and of another number
@@ -103,6 +103,7 @@ def measure_guess(mtp, # MtpDrafter
                   ) -> float: # seconds
     "Time a pass of a drafting block over one pair; nothing is left of it. 0.0 if there is no room."
     if hasattr(mtp, "time_guess"): return mtp.time_guess()    # on a device
+    if mtp.chooser: mtp.chooser.settle(mtp)
     hidden, at, times = np.zeros_like(mtp.hidden[:1]), mtp.cache.n, []
     while len(times) < 12 and at < mtp.cache.n_ctx and sum(times) < 0.1:
         start = time.perf_counter()

@@ -229,6 +229,20 @@ def command(*args, ok=True):
     return json.loads(r.stdout) if ok else r.stderr
 
 
+def test_the_block_guesses_from_what_the_prompt_calls_for(engine):
+    "A session's head is cut when the block is first asked, and again by the next prompt; nobody else pays for it."
+    quiet, asked = Session(engine, 256, drafter="auto"), Session(engine, 256, drafter="mtp")
+    assert quiet.policy.mtp.head_ids is None and asked.policy.drafter.head_ids is None
+    chosen = []
+    for prompt in (PROMPTS["chinese"], PROMPTS["german"], PROMPTS["german"]):
+        g = engine.generate(prompt, n=12, session=asked)
+        assert g.token_ids == engine.generate(prompt, n=12, drafter="none").token_ids and g.drafted
+        head = asked.policy.drafter.head_ids
+        assert len(head) == 4096 and set(engine.tokenizer.encode(prompt)) <= set(head.tolist())
+        chosen.append(head.tolist())
+    assert chosen[0] != chosen[1] == chosen[2]
+
+
 def test_the_command_line_says_who_drafted(tmp_path):
     base = ["-p", PROMPTS["code"], "-n", "40", "--json", "--hash"]
     plain = command(*base, "--drafter", "none")

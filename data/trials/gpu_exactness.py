@@ -43,10 +43,10 @@ def free_in_order(v, acc, M: tl.constexpr, C: tl.constexpr): return acc + tl.sum
 @triton.jit
 def free_root_mean(s, n, eps): return tl.rsqrt(s/n + eps)
 
-def free_launch(kernel, grid, *args, warps=4, stages=None, **constants):
+def free_launch(kernel, grid, *args, warps=4, stages=None, registers=None, **constants):
     "As chapter 10b, but multiplications and additions may become one."
     early = gpu_functions.use_pdl()
-    options = dict(num_stages=stages) if stages else {}
+    options = {k: v for k, v in dict(num_stages=stages, maxnreg=registers).items() if v}
     if early: options["launch_pdl"] = True
     kernel[grid](*args, **constants, PDL=early, num_warps=warps, enable_fp_fusion=True, **options)
 
