@@ -60,7 +60,7 @@ def size(text: str) -> int: # such as "16GiB", "500MB" or "1e9"
     power = "bkmgt".index(m[2].lower()) if m[2] else 0
     return int(number*(1024 if m[3] else 1000)**power)
 
-# %% ../nbs/28_cli.ipynb #9f9ca838
+# %% ../nbs/28_cli.ipynb #0a755e16
 def engine_flags(p: Parser,
                  several: bool = False): # more than one model can be given
     "The flags that every command with an engine shares."
@@ -74,7 +74,8 @@ def engine_flags(p: Parser,
     p.add_argument("--device", default="auto", help="auto, cpu, cuda or numpy (the slow specification)")
     p.add_argument("--ctx", type=int, metavar="N", help="context length; default: what the model was trained for")
     p.add_argument("--threads", type=int, metavar="N", help="CPU threads; default: all cores")
-    p.add_argument("--vram", type=size, metavar="SIZE", help="GPU memory that may be used; a mixture's experts share it (chapter 20c)")
+    p.add_argument("--vram", type=size, metavar="SIZE",
+                   help="GPU memory that may be used; a mixture's experts share it (chapter 20c)")
     p.add_argument("--ram", type=size, metavar="SIZE", 
                    help="RAM that weights, keys and values may take; a mixture's experts share it (chapter 21b)")
     p.add_argument("--kv", default="f16", metavar="K[:V]",

@@ -99,7 +99,7 @@ def listen(board, programs, ops, counters, patience): # int64 [n, 2]: first oper
             if looks > 20000: give_way()
     return seen, rang
 
-# %% ../nbs/20a_doorbell.ipynb #f9db3c0d
+# %% ../nbs/20a_doorbell.ipynb #5045e4d2
 MOST, LONGEST = 1 << 16, 64                     # operations of all programs; of one
 
 class Programs:
@@ -113,7 +113,7 @@ class Programs:
         rows = np.array(tape.program, np.int64)
         n = len(rows)
         if not n or n > LONGEST or (rows[:, 2] < 1).any() or rows[-1, 4] != n - 1:
-            raise ValueError(f"a program of {n} operations: it must have 1 to {LONGEST}, tasks in each, and one at the end")
+            raise ValueError(f"a program of {n} operations: 1 to {LONGEST}, tasks in each, and one alone at the end")
         if self.n + n > MOST: raise ValueError(f"more than {MOST} operations in all programs")
         self.ops[self.n:self.n + n], self.place[number] = rows, (self.n, n)
         self.n, self.tapes[number] = self.n + n, tape

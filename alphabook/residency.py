@@ -17,7 +17,7 @@ from .kv import EXACT_KV
 from .resolved import ExpertStore, device_bytes, joins_shared, make_banks
 from .rounds import prefill, run_round
 
-# %% ../nbs/20c_residency.ipynb #fed4c474
+# %% ../nbs/20c_residency.ipynb #c7817182
 KEEP_FREE = 1 << 30                            # bytes of a card that are left alone, if no cap is given
 
 def needed_bytes(mf, cfg: ModelConfig, n_ctx: int) -> int: # open file; positions
@@ -41,8 +41,8 @@ def model_under(mf, cfg: ModelConfig, vram: int = None, # cap in bytes; None: wh
     cap, store = card_bytes() if vram is None else vram, None
     if cap is not None and (need := needed_bytes(mf, cfg, n_ctx)) > cap:
         if not cfg.n_expert:
-            raise ValueError(f"--vram {cap:,}: the weights and {n_ctx:,} positions need {need:,} bytes, and only mixtures "
-                             "can do with less; give a smaller --ctx, or --device cpu")
+            raise ValueError(f"--vram {cap:,}: the weights and {n_ctx:,} positions need {need:,} bytes, and only "
+                             "mixtures can do with less; give a smaller --ctx, or --device cpu")
         store = ExpertStore(mf, cfg, cap, n_ctx, say=say, **how)
         slots = sum(store.slots) - sum(b.fixed for b in store.banks)
         if say: say(f"{slots:,} of {cfg.n_expert*len(store.tensors):,} experts have slots on the card, the others are "

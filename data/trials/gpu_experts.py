@@ -130,7 +130,7 @@ def pattern():
     path = HERE/"mini_routes.npz"
     return load_trace(path)
 
-def speed(out, like=LIKE, layers=None, caps="all,16,24,0", tokens=128, prompt=512, passes=3, path=None, workers=None, bound=4, ctx=4096):
+def speed(out, like=LIKE, layers=None, caps="all,16,24,0", tokens=128, prompt=512, passes=3, path=None, workers=None, bound=1, ctx=4096):
     "Rows: decode and prompt speeds by cap, with what a round's time consists of; ids and last logits compared between caps."
     import torch
     from alphabook.config import load_config
@@ -256,7 +256,7 @@ if __name__ == "__main__":
     p.add_argument("what", choices=["bits", "bell", "speed", "make", "all"])
     p.add_argument("--out", default=os.environ.get("OUT", ".")); p.add_argument("--seconds", type=float, default=135); p.add_argument("--like", default=LIKE)
     p.add_argument("--layers", type=int); p.add_argument("--caps", default="16,0,all"); p.add_argument("--tokens", type=int, default=128); p.add_argument("--passes", type=int, default=3)
-    p.add_argument("--prompt", type=int, default=512); p.add_argument("--workers", type=int); p.add_argument("--bound", type=int, default=4)
+    p.add_argument("--prompt", type=int, default=512); p.add_argument("--workers", type=int); p.add_argument("--bound", type=int, default=1)
     a = p.parse_args()
     Path(a.out).mkdir(parents=True, exist_ok=True)
     if a.what == "bits": bits()
