@@ -81,16 +81,17 @@ def run_block(own: Model, cache: Cache, anchor: int, rows: int) -> list: # of (i
     else: best = guesses(own, enter(own, ids), r := open_round(own, cache, ids), np.full(rows, r.positions[-1]))
     return [(int(id[0]), float(part[0])) for id, part in best]
 
-# %% ../nbs/18a_blockdrafter.ipynb #ed6adebd
+# %% ../nbs/18a_blockdrafter.ipynb #2e9648ed
 class BlockDrafter:
     "Guesses by a block drafter; `committed` after every round, `rollback` when the text is cut."
-    name, passes = "block", 1                  # passes: of a draft, however long
+    name = "block"
     def __init__(self, own: Model, # from `load_draft`
                  text: Cache, # of the trunk; its rounds leave the taps here
                  depth: int = None, # most guesses of a round; None: all of a block
                  min_p: float = 0.3): # a guess that is less likely ends the draft, and is not part of it
         most = own.draft.block - 1
         self.own, self.text, self.depth, self.min_p = own, text, most if depth is None else depth, min_p
+        self.hopes = own.draft.hopes[:self.depth]
         if not 1 <= self.depth <= most: raise ValueError(f"this drafter's blocks have 1 to {most} guesses, not {depth}")
         self.cache, self.waiting, self.known = own.new_cache(text.n_ctx + 2*CHUNK), [], 0
 

@@ -11,7 +11,7 @@ __all__ = ['EXAMPLES', 'SLOW_START', 'PROOFS', 'SERVED', 'Parser', 'size', 'engi
            'cmd_bench', 'cmd_report', 'finish_bench', 'check_serve', 'cmd_serve', 'cmd_quality', 'cmd_quantize',
            'take_hub', 'main', 'serve_main']
 
-# %% ../nbs/28_cli.ipynb #a78b874f
+# %% ../nbs/28_cli.ipynb #9fb9d18b
 import argparse
 import json
 import os
@@ -30,7 +30,7 @@ from .config import load_config
 from .cpu_streams import set_threads
 from .doctor import examine, report
 from .drafts import bench_sets, check_sets, open_peers, sets_table
-from .engine import BACKENDS, Engine, Generation, check_flags, load_model, pick_backend, run
+from .engine import BACKENDS, Engine, Generation, check_flags, load_model, may_block, pick_backend, run
 from .experts import add_ranking, record_trace, save_trace
 from .fetch import MODELS, fetch, resolve_model
 from .hub import hub_model
@@ -60,7 +60,7 @@ def size(text: str) -> int: # such as "16GiB", "500MB" or "1e9"
     power = "bkmgt".index(m[2].lower()) if m[2] else 0
     return int(number*(1024 if m[3] else 1000)**power)
 
-# %% ../nbs/28_cli.ipynb #53473d01
+# %% ../nbs/28_cli.ipynb #d611590d
 def engine_flags(p: Parser,
                  several: bool = False): # more than one model can be given
     "The flags that every command with an engine shares."
@@ -69,8 +69,8 @@ def engine_flags(p: Parser,
     p.add_argument("-hf", "--hf-repo", metavar="USER/REPO[:TYPE]",
                    help="a model from Hugging Face instead of -m, downloaded once; type by default Q4_K_M")
     p.add_argument("--mode", default="exact", help="exact (default), plain (exact, no drafts) or fast")
-    p.add_argument("--drafter", default="auto", help="what drafts: auto (default), mtp, copy or none")
-    p.add_argument("--draft-model", metavar="FILE", help="GGUF file with an MTP block for the model")
+    p.add_argument("--drafter", default="auto", help="what drafts: auto (default), mtp, copy, block or none")
+    p.add_argument("--draft-model", metavar="FILE", help="GGUF file with an MTP block or a block drafter for the model")
     p.add_argument("--device", default="auto", help="auto, cpu, cuda or numpy (the slow specification)")
     p.add_argument("--ctx", type=int, metavar="N", help="context length; default: what the model was trained for")
     p.add_argument("--threads", type=int, metavar="N", help="CPU threads; default: all cores")
@@ -489,11 +489,11 @@ def bench_command(args, threads: int) -> str: # without paths of this machine
     rest = f"{fast_flags(args)}--passes {args.passes} --threads {threads} --widths {args.widths}"
     return f"alphabook bench{models}{peer} {rest}{cold}{f' --topic {args.topic}' if args.topic else ''}"
 
-# %% ../nbs/28_cli.ipynb #830bc96e
+# %% ../nbs/28_cli.ipynb #2b1f377d
 def bench_drafts(args, threads: int) -> dict: # of the published schema
     "bench with --sets"
     engine = load_engine(args, args.model[0] if args.model else None)
-    drafters = ["mtp", "copy", "auto"] if engine.cfg.n_mtp or args.draft_model else ["copy", "auto"]
+    drafters = [*["mtp"]*bool(engine.cfg.n_mtp or engine.draft_file), "copy", *["block"]*may_block(engine), "auto"]
     arms = args.arms.split(",") if args.arms else ["plain", *drafters]
     model = f" -m {engine.mf.path.name}" if args.model else ""
     split = "" if args.split == "test" else f" --split {args.split}"

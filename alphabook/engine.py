@@ -4,16 +4,19 @@
 
 # %% auto #0
 __all__ = ['BACKENDS', 'SPACING', 'NEAR', 'CHECKPOINT_BYTES', 'AUTO_ON', 'SPARE', 'pick_backend', 'load_model', 'check_flags',
-           'marks', 'thin', 'affordable', 'Session', 'Engine', 'words', 'mtp_block', 'mtp_drafter', 'new_policy',
-           'prices_for', 'prompt_ids', 'borrowed', 'run', 'checked', 'hashing', 'stream', 'generate']
+           'marks', 'thin', 'affordable', 'Session', 'Engine', 'words', 'mtp_block', 'mtp_drafter', 'is_block',
+           'block_model', 'new_policy', 'may_block', 'prices_for', 'prompt_ids', 'borrowed', 'run', 'checked',
+           'hashing', 'stream', 'generate']
 
-# %% ../nbs/23_engine.ipynb #1766335e
+# %% ../nbs/23_engine.ipynb #8ed58d32
 import hashlib
 from contextlib import contextmanager
 
 import alphabook.cpu_streams as cpu_backend
 import alphabook.streams as numpy_backend
 from .backends import gpu_lacks
+from .blockdraft import load_draft
+from .blockdrafter import BlockDrafter, block_beside
 from .chat import ChatTemplate
 from .config import ModelConfig, load_config
 from .copying import CopyDrafter
@@ -57,11 +60,11 @@ def load_model(mf: ModelFile, cfg: ModelConfig, device: str, progress = None, # 
     from alphabook.gpu_verdicts import GpuModel
     return GpuModel(mf, cfg, progress, kv=kv)
 
-# %% ../nbs/23_engine.ipynb #b99f1860
+# %% ../nbs/23_engine.ipynb #6cd64d59
 def check_flags(mode: str = "exact", # exact, plain or fast
                 drafter: str = "auto", # auto, mtp, copy, block or none
                 kv: str = "f16", # K[:V]
-                draft_model = None, # file with an MTP block
+                draft_model = None, # file with an MTP block or a block drafter
                 ):
     "Raise `ValueError` for values that don't exist, contradict each other, or are not part of this version."
     if mode not in ("exact", "plain", "fast"): raise ValueError(f"--mode {mode}: must be exact, fast or plain")
@@ -69,7 +72,6 @@ def check_flags(mode: str = "exact", # exact, plain or fast
         raise ValueError(f"--drafter {drafter}: must be auto, mtp, copy, block or none")
     if mode == "plain" and drafter not in ("auto", "none"):
         raise ValueError(f"--mode plain means no drafts, --drafter {drafter} asks for some: drop one of them")
-    if drafter == "block": raise ValueError("--drafter block: not part of this version; use auto, mtp, copy or none")
     if draft_model and (mode == "plain" or drafter in ("copy", "none")):
         flag = "--mode plain" if mode == "plain" else f"--drafter {drafter}"
         raise ValueError(f"{flag} has no use for --draft-model {draft_model}: drop one of them")
@@ -102,12 +104,12 @@ def affordable(cache) -> int: # most checkpoints within the budget
     if state is None: return 4                                  # a GPU's cache is another kind
     return max(2, min(32, CHECKPOINT_BYTES//max(1, state.nbytes + sum(w.nbytes for w in cache.windows))))
 
-# %% ../nbs/23_engine.ipynb #ce385ddc
+# %% ../nbs/23_engine.ipynb #3aba0775
 class Session:
     "A cache with the ids it holds, and what drafts for it; a prompt that continues them only pays for what is new."
     def __init__(self, engine, n_ctx: int, # engine, positions to make room for
                  keep: int = None, # most checkpoints of recurrent layers; None: as many as are affordable
-                 drafter: str = None): # auto, mtp, copy or none; None: the engine's
+                 drafter: str = None): # auto, mtp, copy, block or none; None: the engine's
         self.drafter, self.hosted = drafter or engine.drafter, engine.device in BACKENDS
         self.cache = engine.model.new_cache(n_ctx, 4 if keep is None else keep)
         if keep is None: self.cache.keep = affordable(self.cache)
@@ -143,7 +145,7 @@ class Session:
         hidden = getattr(self.cache, "hidden", None) if self.hosted else None               # a GPU keeps it
         self.policy.committed(self.cache.ids[:self.cache.n], hidden, prompt)
 
-# %% ../nbs/23_engine.ipynb #39fed480
+# %% ../nbs/23_engine.ipynb #01a897ed
 class Engine:
     "A loaded model: `stream` and `generate` text with it."
     def __init__(self, mf: ModelFile, device: str, mode: str, n_ctx: int = None, progress = None,
@@ -151,12 +153,18 @@ class Engine:
                  say = None):
         check_float_mode()
         self.mf, self.cfg, self.device, self.mode = mf, load_config(mf), device, mode
-        self.drafter, self.draft_file, self.block, self.prices, self.spare = drafter, draft_file, None, None, []
-        self.vocabulary = None                               # of drafts
+        self.drafter, self.block, self.prices, self.spare = drafter, None, None, []
+        whole = is_block(draft_file) or drafter == "block"
+        if is_block(draft_file) and drafter == "mtp":
+            raise ValueError(f"--drafter mtp has no use for {draft_file.path}, a block drafter: use --drafter block")
+        self.draft_file, self.block_file = (None, draft_file) if whole else (draft_file, None)
+        self.draft_block = None                 # of the block drafter, when it is loaded
+        self.vocabulary = None                  # of drafts
         self.tokenizer = Tokenizer.from_meta(mf.meta, str(mf.path))
         self.n_ctx = min(n_ctx or self.cfg.n_ctx, self.cfg.n_ctx)
         self.model, self.kv = load_model(mf, self.cfg, device, progress, ram, say, kv), kv
-        if draft_file or drafter == "mtp": self.mtp_block()
+        if self.draft_file or drafter == "mtp": self.mtp_block()
+        if self.block_file or drafter == "block": self.block_model()
 
     @classmethod
     def load(cls, path = None, # GGUF file (any shard) or the name of a fetched model
@@ -166,8 +174,8 @@ class Engine:
              n_ctx: int = None, # most positions; None: what the model was trained for
              threads: int = None, # None: all cores
              progress = None, # called with (bytes loaded, bytes in all)
-             drafter: str = "auto", # auto, mtp, copy or none
-             draft_model = None, # GGUF file with an MTP block for this model; None: the model's own
+             drafter: str = "auto", # auto, mtp, copy, block or none
+             draft_model = None, # GGUF file with an MTP block or a block drafter for this model; None: what it has
              kv: str = "f16", # K[:V], types of keys and values; others than f16 in mode fast only
              ram: int = None, # bytes that weights, keys and values may take on a CPU; None: no limit
              say = None, # called with a line about where a mixture's experts are
@@ -189,7 +197,7 @@ class Engine:
         "A session that keeps its keys and values between prompts."
         return Session(self, min(n_ctx or self.n_ctx, self.n_ctx), drafter=drafter)
 
-# %% ../nbs/23_engine.ipynb #17bdc506
+# %% ../nbs/23_engine.ipynb #b6278c03
 def words(self: Engine) -> DraftVocabulary:
     "The tokens that a drafter may guess; made when they are first needed."
     if not self.vocabulary: self.vocabulary = DraftVocabulary(self.tokenizer, cut_size(self.mtp_block()))
@@ -212,30 +220,58 @@ def mtp_drafter(engine: Engine, cache): # of a session; empty → MtpDrafter, or
     from alphabook.gpu_mtp import GpuMtpDrafter
     return GpuMtpDrafter(engine.mtp_block(), cache)
 
+def is_block(side) -> bool: # ModelFile, or None
+    "Is a draft model's file a block drafter (chapter 18), not an MTP block?"
+    return bool(side) and side.meta.get("general.architecture") == "dflash"
+
+def block_model(self: Engine):
+    "The block drafter, loaded when it is first needed. ValueError if there is none, or it is for another model."
+    if self.draft_block: return self.draft_block
+    if self.device not in BACKENDS:
+        raise ValueError(f"--drafter block: not part of this version on {self.device}; use --device cpu")
+    if not self.block_file:
+        path = block_beside(self.mf)
+        if not path: raise ValueError(f"--drafter block: no {self.mf.path.stem}-dflash.gguf lies beside the model; "
+                                      "--draft-model can give one")
+        self.block_file = ModelFile(path)
+    self.draft_block = load_draft(self.model, self.block_file)
+    return self.draft_block
+
 AUTO_ON = ("cpu",)                             # devices where drafting has been shown right and worth it
 
-def new_policy(self: Engine, drafter: str, # auto, mtp, copy or none
+def new_policy(self: Engine, drafter: str, # auto, mtp, copy, block or none
                cache): # of the session; empty → policy (chapter 17), or None
     "What drafts for a new session."
     check_flags(self.mode, drafter)
     if drafter == "none" or self.mode == "plain" or drafter == "auto" and self.device not in AUTO_ON: return None
     if drafter == "copy": return Alone(CopyDrafter())
     if drafter == "mtp": return Alone(mtp_drafter(self, cache))
-    has_block = self.draft_file or self.cfg.n_mtp and (self.device in BACKENDS or not self.cfg.streams)
-    mtp = mtp_drafter(self, cache) if has_block else None
-    return Auto(self.prices or (lambda: prices_for(self, cache, mtp)), mtp, CopyDrafter())
+    if drafter == "block": return Alone(BlockDrafter(self.block_model(), cache))
+    has_mtp = self.draft_file or self.cfg.n_mtp and (self.device in BACKENDS or not self.cfg.streams)
+    mtp = mtp_drafter(self, cache) if has_mtp else None
+    block = BlockDrafter(self.block_model(), cache) if may_block(self) else None
+    return Auto(self.prices or (lambda: prices_for(self, cache, mtp, block)), mtp, CopyDrafter(), block=block)
 
-def prices_for(engine: Engine, cache, mtp) -> Prices: # of a session; its MtpDrafter, or None
+def may_block(engine: Engine) -> bool:
+    "Is there a block drafter that `auto` may ask? One that merely lies beside the model has to fit."
+    if engine.device not in BACKENDS or engine.cfg.streams: return False
+    if engine.block_file: return True
+    try: return bool(block_beside(engine.mf) and engine.block_model())
+    except (OSError, ValueError): return False
+
+def prices_for(engine: Engine, cache, mtp, block = None) -> Prices: # of a session; its drafters, or None
     "What rounds cost: from an earlier process, or measured now, at the end of the session's text."
     def measure():
         prices = measure_rounds(engine.model, cache)
-        prices.guess = measure_guess(mtp) if mtp else 0.0
+        prices.guess, prices.block = (measure_guess(d) if d else 0.0 for d in (mtp, block))
         return prices
-    files = [*engine.mf.paths, *(engine.draft_file.paths if engine.draft_file else ())]
+    sides = [f for f in (engine.draft_file, engine.block_file) if f]
+    files = [path for f in (engine.mf, *sides) for path in f.paths]
     engine.prices = engine.prices or remembered(price_key(files, getattr(engine.model, "card", str)()), measure)
     return engine.prices
 
-Engine.mtp_block, Engine.new_policy, Engine.words = mtp_block, new_policy, words
+Engine.mtp_block, Engine.block_model, Engine.new_policy = mtp_block, block_model, new_policy
+Engine.words = words
 
 # %% ../nbs/23_engine.ipynb #0614bc61
 def prompt_ids(engine: Engine, prompt, # text, or ids
@@ -266,14 +302,14 @@ def borrowed(engine: Engine, n_ctx: int, drafter: str): # positions that are nee
 
 SPARE = 2                                      # sessions that an engine keeps for the next generation
 
-# %% ../nbs/23_engine.ipynb #0462fa55
+# %% ../nbs/23_engine.ipynb #e74b4c6d
 def run(engine: Engine, g: Generation, # filled in on the way
         prompt, n: int = 128, # most tokens to generate; negative: up to the context's end
         stop = (), # texts that end the generation
         session: Session = None, # reuses and extends it; None: an empty one
         hash_logits: bool = False, # hash the logits that tokens are chosen from
         progress = None, # called with (prompt tokens read, prompt tokens to read)
-        drafter: str = None, # auto, mtp, copy or none, if there is no session; None: the engine's
+        drafter: str = None, # auto, mtp, copy, block or none, if there is no session; None: the engine's
         watch = None, # called with (logits, id) of each token; the logits are overwritten later
         steer = None, # function (logits, ids generated before) → logits to choose from, as of `verdict`
         **sampling, # temp, top_k, top_p, min_p, seed: see `sample`

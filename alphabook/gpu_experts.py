@@ -64,19 +64,21 @@ def group_rows(ids: torch.Tensor, # int [n] or [W, k]: expert of each row; outsi
     launch(tasks_kernel, (1,), ids, n, E, t.rows, t.start, t.expert, t.count, N=N, warps=max(1, min(16, N//64)))
     return t
 
-# %% ../nbs/10g_gpu_experts.ipynb #c3ccd22a
+# %% ../nbs/10g_gpu_experts.ipynb #59629940
 @triton.jit(do_not_specialize=["N", "T", "NB"])
 def expert_kernel(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_rows, p_start, p_expert, p_count, N, T, NB, S: tl.constexpr,
                   TYPE: tl.constexpr, NC: tl.constexpr, C: tl.constexpr, RT: tl.constexpr, MODE: tl.constexpr,
                   PDL: tl.constexpr, PER: tl.constexpr, LISTED: tl.constexpr):
-    "Rows of a task with the matrix of its expert: grid (programs, tasks); programs of tasks that do not exist return."
+    """Rows of a task with the matrix of its expert: grid (programs, tasks); programs of tasks that do not exist return,
+    and so do those of an expert below 0, which only a list of one row has."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     task = tl.program_id(1)
-    count, first, last = task + 1, task, task + 1
-    if LISTED: count = tl.load(p_count)
-    if task < count:
+    first, last = task, task + 1
+    if LISTED: there = task < tl.load(p_count)
+    else: there = tl.load(p_expert + task) >= 0
+    if there:
         p_w += tl.load(p_expert + task).to(tl.int64)*(T*NB*of(TYPE, "words"))
         if LISTED: first, last = tl.load(p_start + task), tl.load(p_start + task + 1)
         sweep(p_w, p_q, p_a, p_s, p_m, p_d, p_y, p_y, p_y, p_rows, first, last, N, T, NB, S, TYPE, NC, C, RT, MODE,

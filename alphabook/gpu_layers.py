@@ -103,13 +103,14 @@ class Table:
         if self.type in FLOAT_TYPES: return data.view(FLOATS[self.type]).float()
         return embed(load_matrix(data, self.type, device=ids.device), torch.arange(N, device=ids.device))
 
-# %% ../nbs/11d_gpu_layers.ipynb #ecbc6d00
+# %% ../nbs/11d_gpu_layers.ipynb #afae827f
 def load_layer(layer, # SimpleNamespace, filled in
                tensors: dict, # {short name: tensor}
-               device):
+               device,
+               store = None): # where experts are, if not all of them are on the device (chapter 20b)
     "All weights of one layer, or of the whole model."
-    rest = dict(tensors)
-    if "ffn_gate_exps" in rest: load_mixture(layer, rest, device)
+    rest, layer.store = dict(tensors), store
+    if "ffn_gate_exps" in rest: store.load(layer, rest) if store else load_mixture(layer, rest, device)
     for group, names in GROUPS.items():
         found = {name: flat(rest.pop(name)) for name in names if name in rest}
         if found: setattr(layer, group, Together(found, device))
@@ -121,16 +122,17 @@ def load_layer(layer, # SimpleNamespace, filled in
         else: value = load_matrix(*flat(t), device=device)
         setattr(layer, name, value)
 
-# %% ../nbs/11d_gpu_layers.ipynb #b48068cf
+# %% ../nbs/11d_gpu_layers.ipynb #1a9c2fc3
 class GpuModel:
     "A model on a GPU: what `alphabook.layers.Model` is for other backends."
     def __init__(self, mf: ModelFile, # the open file
                  cfg: ModelConfig, # from `load_config`
                  progress = None, # called with (bytes loaded, bytes in all) after each layer
                  device = None, # None: the current GPU, or the CPU in Triton's interpreter
-                 kv: tuple = EXACT_KV): # types of keys and values (chapter 10ha)
+                 kv: tuple = EXACT_KV, # types of keys and values (chapter 10ha)
+                 store = None): # of its experts, if not all of them fit (chapter 20b)
         check_kinds(kv, cfg.head_dim)
-        self.kv, kinds = kv, [cfg.mixer(i) for i in range(cfg.n_layer)]
+        self.kv, self.store, kinds = kv, store, [cfg.mixer(i) for i in range(cfg.n_layer)]
         self.cfg, self.device = cfg, torch.device(device or ("cpu" if INTERPRET else "cuda"))
         self.layers = [SimpleNamespace(index=i, slot=kinds[:i].count(kind)) for i, kind in enumerate(kinds)]
         self.whole, parts, done = SimpleNamespace(), {}, 0
@@ -139,7 +141,7 @@ class GpuModel:
             if layer is None or layer < cfg.n_layer: parts.setdefault(layer, {})[attr] = tensor
         total = sum(t.nbytes for p in parts.values() for t in p.values())
         for i, tensors in parts.items():
-            load_layer(self.whole if i is None else self.layers[i], tensors, self.device)
+            load_layer(self.whole if i is None else self.layers[i], tensors, self.device, store)
             done += sum(t.nbytes for t in tensors.values())
             if progress: progress(done, total)
         self.head = getattr(self.whole, "output", self.whole.token_embd)
@@ -309,7 +311,7 @@ def expert_rows(ws, x, ids, tasks, per: int): # list of Experts → list of floa
     "Rows with the matrices of their experts."
     return [expert_matmul(w, x, ids if w.type in FLOAT_TYPES else tasks, per) for w in ws]
 
-# %% ../nbs/11d_gpu_layers.ipynb #dc2de31c
+# %% ../nbs/11d_gpu_layers.ipynb #7ea3af57
 def routed(model: GpuModel, layer, logits, # float32 [W, E]
            r: Round): # (ids int32 [W, k], weights float32 [W, n_used]): k counts the shared expert if it is one of them
     "The experts of each row, in rank order."
@@ -323,25 +325,27 @@ def mixture(model: GpuModel, layer, x, h, # x: float32 [W, n_embd] or None, h: A
     "x (if any) plus a mixture of experts: routed, grouped by expert, added up in rank order, then the shared one."
     cfg, y = model.cfg, layer.router.matmuls(h)
     ids, weights = routed(model, layer, y["ffn_gate_inp"], r)
-    k, tasks = ids.shape[1], tasks_of(ids, cfg.n_expert + layer.with_shared, r.count)
-    up = expert_rows(layer.experts, h, ids, tasks, k)                                      # (W·k, 2·n_ff)
+    places, E, join = ids, cfg.n_expert + layer.with_shared, combine
+    if layer.store: places, E, join = layer.store.resolve(layer, h, ids, r)                # slots; below 0: elsewhere
+    k, tasks = ids.shape[1], tasks_of(places, E, r.count)
+    up = expert_rows(layer.experts, h, places, tasks, k)                                   # (W·k, 2·n_ff)
     gate, up = up if len(up) == 2 else up[0].chunk(2, 1)
     if cfg.expert_bias: gate, up = (add_bias(y_, layer, name, ids) for y_, name in ((gate, "gate"), (up, "up")))
     down = layer.ffn_down_exps
-    out = expert_rows([down], middle(gate, up, cfg.act, down), ids, tasks, 1)[0]           # (W·k, n_embd)
+    out = expert_rows([down], middle(gate, up, cfg.act, down), places, tasks, 1)[0]        # (W·k, n_embd)
     if cfg.expert_bias: out = add_bias(out, layer, "down", ids)
     out = out.view(r.W, k, -1)
-    if not cfg.n_ff_shared: return combine(out, weights, x=x)
+    if not cfg.n_ff_shared: return join(out, weights, x=x)
     if layer.with_shared: out, shared = out[:, :-1], out[:, -1]
     else: shared = matmul(layer.ffn_down_shexp, dense(model, h, layer.shared, layer.ffn_down_shexp, "_shexp"))
-    return combine(out, weights, shared, y["ffn_gate_inp_shexp"], x)
+    return join(out, weights, shared, y["ffn_gate_inp_shexp"], x)
 
 def add_bias(y, layer, name: str, ids): # y: float32 [W·k, R], ids: int32 [W, k]
     "To each row the bias of its expert; a row without one may have any."
     at = ids.view(-1) if len(ids) == 1 else ids.view(-1).clamp(min=0)
     return y + getattr(layer, f"ffn_{name}_exps_bias").index_select(0, at)
 
-# %% ../nbs/11d_gpu_layers.ipynb #c05e2a51
+# %% ../nbs/11d_gpu_layers.ipynb #cd5cd1c8
 def residual(model: GpuModel, x, w, y, # x: float32 [W, n_embd]; w: Matrix; y: what it reads
              bias, norm): # float32 [n_embd] or None: of the product, and of the norm behind it
     "x plus the product that ends half a layer."
@@ -361,7 +365,8 @@ def block(model: GpuModel, layer, x, # x: float32 [W, n_embd], the residual stre
     w, bias = layer.ssm_out if net else layer.attn_output, layer.attn_output_bias if cfg.out_bias else None
     x = residual(model, x, w, y, bias, layer.post_attention_norm if cfg.post_norms else None)
     w, moe = getattr(layer, cfg.ffn_norm), bool(cfg.n_expert)
-    h = norm_quantize(x, w, cfg.eps, layer.router.floats if moe else layer.gate_up.floats)
+    keep = bool(layer.store) or layer.router.floats if moe else layer.gate_up.floats
+    h = norm_quantize(x, w, cfg.eps, keep)
     if moe: return mixture(model, layer, x, h, r)
     return residual(model, x, layer.ffn_down, dense(model, h, layer.gate_up, layer.ffn_down), None,
                     layer.post_ffw_norm if cfg.post_norms else None)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['WIDTHS', 'EDGES', 'SHORT', 'SURE', 'FIRM', 'MARGIN', 'HOPES', 'Alone', 'fitting', 'Prices', 'measure_rounds',
-           'measure_guess', 'best_width', 'Trust', 'Rest', 'Pace', 'Auto', 'draft', 'guess', 'gain', 'verified',
-           'Contrary', 'forced_rounds', 'drafter_arm']
+           'measure_guess', 'best_width', 'Trust', 'Rest', 'Pace', 'promise', 'Auto', 'draft', 'guess', 'gain',
+           'verified', 'Contrary', 'forced_rounds', 'drafter_arm']
 
 # %% ../nbs/17_policy.ipynb #eb1ef5d2
 import time
@@ -51,15 +51,17 @@ def fitting(n: int, # drafts
     "The most drafts that make a round of one of the WIDTHS."
     return max(w for w in WIDTHS if w <= n + 1) - 1
 
-# %% ../nbs/17_policy.ipynb #81dcbccb
+# %% ../nbs/17_policy.ipynb #17f880de
 class Prices:
     "Seconds of a round by its rows; kept up to date by what rounds take."
     def __init__(self, seconds: dict, # {rows: seconds}, at least of one row and of another number
-                 guess: float = 0.0): # seconds of a drafting block's pass
+                 guess: float = 0.0, # seconds of an MTP block's pass
+                 block: float = 0.0): # and of a block drafter's (chapter 18)
         known = np.array(sorted(seconds))
         slope = (seconds[known[-1]] - seconds[known[0]])/(known[-1] - known[0])
         rows = np.arange(WIDTHS[-1] + 1)
         self.seconds, self.guess = np.interp(rows, known, [seconds[k] for k in known]), guess
+        self.block = block
         self.seconds += np.maximum(0, rows - known[-1])*max(slope, 0)
         self.seconds = self.seconds.tolist()
         for rows in WIDTHS: self.bound(rows)
@@ -190,10 +192,22 @@ class Pace:
 
     def __call__(self) -> float: return self.tokens/self.seconds
 
-# %% ../nbs/17_policy.ipynb #423b5bdf
+# %% ../nbs/17_policy.ipynb #45294bff
 SHORT, SURE, FIRM = 6, 12, 0.9                 # a match that must win clearly; one that is sure, and a rate that is
 MARGIN = 0.1                                   # tokens that drafts must be expected to bring, for what is not counted
 HOPES = 0.89, 0.86, 0.85                       # how often a good block's guesses are right (Strata)
+
+def promise(drafter, # with guesses of its own; None: 0
+            prices: Prices) -> float: # tokens a round
+    "What its drafts may bring at these prices, over what plain rounds give in the same time."
+    if not drafter: return 0.0
+    best, chain, tokens, plain = 0.0, 1.0, 1.0, 1.2*prices.seconds[1]
+    for k, hope in enumerate(getattr(drafter, "hopes", HOPES), 1):
+        chain *= hope
+        tokens += chain
+        asking = prices.block if drafter.name == "block" else k*prices.guess
+        best = max(best, tokens - (prices.seconds[k + 1] + 0.2*prices.seconds[1] + asking)/plain)
+    return best
 
 class Auto:
     "Copy where that is sure or both agree, else the block's guesses and what followed them; verify what pays."
@@ -201,34 +215,36 @@ class Auto:
                  mtp = None, copy = None, # drafters; at least one
                  firm: float = FIRM, # hit rate of a copy that needs no second opinion
                  agree: bool = True, # others do
-                 behind: bool = True): # may a copy follow the block's guesses
-        self.prices, self.mtp, self.copy, self.trust = prices, mtp, copy, Trust()
+                 behind: bool = True, # may a copy follow the block's guesses
+                 block = None): # a block drafter (chapter 18), which takes the MTP block's place if it promises more
+        self.prices, self.mtp, self.copy, self.block, self.trust = prices, mtp or block, copy, mtp and block, Trust()
         self.firm, self.agree, self.behind = firm, agree, behind and mtp and copy
         self.mtp_rest, self.copy_rest, self.asked, self.guessed = Rest(6, 2, 32), Rest(8, 4, 8, 32), [], []
         if not callable(prices): self.begin(prices)
 
     def begin(self, prices: Prices):
-        "Now the prices are known. A block that could hardly earn its passes rests first."
-        self.prices, one, part = prices, prices.seconds[1], prices.guess
-        self.plain = 1.2*one                   # of a round without drafts, with everything around it
-        self.around = [0.2*one, 0.2*one + 2*part, 0.4*one]    # besides a round: plain, block asked, copied
-        self.pace, chain, tokens, best = Pace(self.plain), 1.0, 1.0, 0.0
-        for k, hope in enumerate(HOPES, 1):
-            chain *= hope
-            tokens += chain
-            best = max(best, tokens - (prices.seconds[k + 1] + 0.2*one + k*part)/self.plain)
+        "Now the prices are known: of two blocks the one that promises more stays, and rests first if that is little."
+        self.prices, one, part = prices, prices.seconds[1], 2*prices.guess
+        self.plain, best = 1.2*one, promise(self.mtp, prices)  # of a round without drafts, with everything around it
+        if self.mtp and self.mtp.name == "block" or self.block and promise(self.block, prices) > best:
+            self.mtp, part = self.block or self.mtp, prices.block
+            best = promise(self.mtp, prices)
+        self.block = None
+        self.around = [0.2*one, 0.2*one + part, 0.4*one]      # besides a round: plain, block asked, copied
+        self.pace = Pace(self.plain)
         if best < MARGIN: self.mtp_rest.lie_down()
 
     def rollback(self, n: int):
-        for drafter in (self.mtp, self.copy):
+        for drafter in (self.mtp, self.copy, self.block):
             if drafter: drafter.rollback(n)
 
     def committed(self, ids, hidden = None, prompt: bool = False): # as `Alone.committed`
         "Tell the drafters what the trunk has read."
-        if self.mtp: self.mtp.committed(ids, hidden, prompt, read=not self.mtp_rest.left)
+        for drafter in (self.mtp, self.block):
+            if drafter: drafter.committed(ids, hidden, prompt, read=not self.mtp_rest.left)
         if self.copy and prompt: self.copy.committed(ids, hidden, prompt)
 
-# %% ../nbs/17_policy.ipynb #54cab29d
+# %% ../nbs/17_policy.ipynb #91de7a87
 def draft(self: Auto, ids, n: int): # as `Alone.draft`
     "The better of two proposals, or one behind the other, cut to what pays."
     self.asked, self.guessed, self.last = [], [], ([], [], "none")
@@ -240,7 +256,7 @@ def draft(self: Auto, ids, n: int): # as `Alone.draft`
     firm, guesses, worth = said and (length >= SURE or sure[0] >= self.firm), [], []
     if self.mtp and not firm and self.mtp_rest.awake(): guesses, worth = self.guess(ids, n)
     least = self.gain(said[:0], sure[:0])[1]
-    best, name = self.gain(guesses, worth), "mtp"
+    best, name = self.gain(guesses, worth), self.mtp.name if self.mtp else ""
     if said and (firm or not self.asked or not self.agree or guesses[:1] == said[:1]):
         copy, extra = self.gain(said, sure), max(0.0, self.around[2] - self.around[0])
         copy = copy[0], copy[1] - extra*self.pace(), copy[2]
@@ -249,7 +265,7 @@ def draft(self: Auto, ids, n: int): # as `Alone.draft`
     elif guesses and self.behind:
         more, rates = self.copy.behind(guesses, n - len(guesses))
         both = self.gain(guesses + more, worth + rates)
-        if len(both[0]) > len(guesses): best, name = both, "mtp+copy"
+        if len(both[0]) > len(guesses): best, name = both, f"{name}+copy"
     if best[0] and best[1] > least + MARGIN: self.last = *best[::2], name
     if self.last[2] == "copy": self.asked.append(self.copy_rest)
     return self.last
@@ -268,7 +284,7 @@ def gain(self: Auto, ids: list, sure: list) -> tuple: # (drafts, surplus, their 
 
 Auto.draft, Auto.guess, Auto.gain = draft, guess, gain
 
-# %% ../nbs/17_policy.ipynb #2f5ff3f7
+# %% ../nbs/17_policy.ipynb #9f6da370
 def verified(self: Auto, drafted: int, accepted: int, seconds: float = None, round_seconds: float = None):
     "Learn from a round, as `Alone.verified`; what is far beyond the usual was the machine's doing, and is cut."
     if callable(self.prices): return                          # nothing was asked yet
@@ -279,7 +295,7 @@ def verified(self: Auto, drafted: int, accepted: int, seconds: float = None, rou
         self.prices.note(drafted + 1, round_seconds)
         self.around[kind] += 0.1*(min(rest, 2*self.around[kind]) - self.around[kind])
         seconds = min(round_seconds, 1.5*price[drafted + 1]) + min(rest, 2*self.around[kind])
-    if self.last[2].startswith("mtp"): self.trust.note(self.guessed[:drafted], accepted)
+    if self.mtp and self.last[2].startswith(self.mtp.name): self.trust.note(self.guessed[:drafted], accepted)
     if not self.asked: self.plain += 0.05*(seconds - self.plain)
     for rest in self.asked: rest.note(accepted + 1 - seconds/self.plain)
     self.pace.note(accepted + 1, seconds)

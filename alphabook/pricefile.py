@@ -37,7 +37,7 @@ def price_key(paths, # the model's files, and those of a block from elsewhere
     if card: what += card,
     return hashlib.sha256(repr(what).encode()).hexdigest()[:24]
 
-# %% ../nbs/17a_pricefile.ipynb #a0f80ac8
+# %% ../nbs/17a_pricefile.ipynb #06728784
 KEPT = 100                                     # files; of more, those go that were written first
 
 def save_prices(path: Path, prices: Prices):
@@ -45,7 +45,8 @@ def save_prices(path: Path, prices: Prices):
     part = path.with_suffix(f".{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(dict(seconds=prices.seconds[1:], guess=prices.guess)), encoding="utf-8")
+        found = dict(seconds=prices.seconds[1:], guess=prices.guess, block=prices.block)
+        part.write_text(json.dumps(found), encoding="utf-8")
         part.replace(path)
         for old in sorted(path.parent.glob("*.json"), key=os.path.getmtime)[:-KEPT]: old.unlink(missing_ok=True)
     except OSError:
@@ -55,10 +56,10 @@ def load_prices(path: Path): # Prices, or None if there are none that make sense
     "Read prices again."
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        seconds, guess = [float(s) for s in found["seconds"]], float(found["guess"])
+        seconds, guess, block = [float(s) for s in found["seconds"]], float(found["guess"]), float(found["block"])
     except (OSError, ValueError, TypeError, KeyError, RecursionError): return None
-    sound = all(math.isfinite(s) and 0 < s < 3600 for s in seconds) and 0 <= guess < 3600
-    return Prices(dict(enumerate(seconds, 1)), guess) if sound and len(seconds) == WIDTHS[-1] else None
+    sound = all(math.isfinite(s) and 0 < s < 3600 for s in seconds) and 0 <= guess < 3600 and 0 <= block < 3600
+    return Prices(dict(enumerate(seconds, 1)), guess, block) if sound and len(seconds) == WIDTHS[-1] else None
 
 # %% ../nbs/17a_pricefile.ipynb #ca7ad5c6
 def remembered(key: str, # from `price_key`

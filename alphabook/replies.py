@@ -43,7 +43,7 @@ class StopStrings:
         out, self.held = self.held, ""
         return out
 
-# %% ../nbs/22a_replies.ipynb #b2c62635
+# %% ../nbs/22a_replies.ipynb #80775578
 @dataclass
 class Generation:
     "A generated text and how it came about; times in milliseconds."
@@ -83,7 +83,8 @@ class Generation:
         return (f'<pre style="white-space:pre-wrap">{"".join(spans)}</pre>'
                 f"<small>{self.predicted_n} tokens, {rate:.1f} tok/s, {self.device}, {self.mode}</small>")
 
-COLOURS = {"": "70,130,180", "mtp": "230,140,20", "copy": "50,150,70"} # of drafters, red,green,blue
+COLOURS = {"": "70,130,180", "mtp": "230,140,20", "copy": "50,150,70",
+           "block": "150,80,170"} # of drafters, red,green,blue
 
 # %% ../nbs/22a_replies.ipynb #177b7881
 @dataclass

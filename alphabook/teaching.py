@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['delta_step', 'Writer', 'load_weights', 'write_texts', 'BlockConfig', 'block_shapes', 'first_block', 'block_conv',
            'block_mask', 'block_layer', 'turned', 'block_states', 'selector_bias', 'block_loss', 'block_guesses',
-           'Lesson', 'Pupil', 'right_lengths', 'block_keys', 'export_block', 'write_library', 'save_pupil', 'teach']
+           'Lesson', 'Pupil', 'right_lengths', 'block_keys', 'export_block', 'write_library', 'save_pupil',
+           'load_pupil', 'teach']
 
-# %% ../nbs/29f_teaching.ipynb #525fd55f
+# %% ../nbs/29f_teaching.ipynb #345a72c9
 import json
 import math
 import time
@@ -19,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import alphabook.scales  # the writers of K-quants
 from .blocks import decode, quantize
 from .mini import MiniConfig, attention_layer, layer_weights, mixture, rms, rope_tables, rotate, unit
 from .modelfile import ModelFile, write_gguf
@@ -346,14 +348,14 @@ def block_keys(c: BlockConfig) -> dict:
         keys |= {'selector_rank': c.rank, 'selector_top_k': c.top_k}
     return {f'dflash.{key}': value for key, value in keys.items()}
 
-# %% ../nbs/29f_teaching.ipynb #bfeb8c94
+# %% ../nbs/29f_teaching.ipynb #0fa5e113
 def export_block(path, w: dict[str, Tensor], c: BlockConfig, meta: dict):
     "Write a drafter as a GGUF file; meta: general.* and tokenizer.* keys besides."
     tensors = []
     for name, x in w.items():
         x = x.detach().float().cpu().numpy()
-        type = 'Q8_0' if x.ndim == 2 and 'proj' not in name and x.shape[-1] % 32 == 0 else 'F32'
-        data = quantize(x, type) if type == 'Q8_0' else np.ascontiguousarray(x)
+        type = 'F32' if x.ndim != 2 or 'proj' in name or x.shape[-1] % 32 else 'Q8_0' if x.shape[-1] % 256 else 'Q6_K'
+        data = np.ascontiguousarray(x) if type == 'F32' else quantize(x, type)
         tensors.append((name, x.shape, type, data))
     head = {'general.architecture': 'dflash', 'general.type': 'model', 'general.file_type': 7,
             'general.quantization_version': 2, 'tokenizer.ggml.mask_token_id': c.mask_id}
@@ -378,12 +380,16 @@ def write_library(w: dict, c: MiniConfig, corpus: np.ndarray, taps: tuple, secon
         found.append((ids, kept, torch.full((batch,), n, device=device)))
     return tuple(torch.cat(parts) for parts in zip(*found))
 
-# %% ../nbs/29f_teaching.ipynb #9e5f761a
+# %% ../nbs/29f_teaching.ipynb #7d0f3389
 def save_pupil(path: Path, pupil: Pupil, scale: Tensor):
-    "Weights for residuals as they are: those it learned from were multiplied by `scale`, (taps,)."
-    w = {name: x.detach().cpu() for name, x in pupil.w.items()}
-    w['fc.weight'] = (w['fc.weight'].unflatten(1, (len(scale), -1)) * scale.cpu()[:, None]).flatten(1)
-    torch.save(w, path)
+    "Weights, as float16 that the file may be small, and what residuals were multiplied by, (taps,)."
+    torch.save({'w': {name: x.detach().half().cpu() for name, x in pupil.w.items()}, 'scale': scale.float().cpu()}, path)
+
+def load_pupil(path: Path) -> dict[str, Tensor]:
+    "Weights for residuals as they are."
+    state = torch.load(path)
+    w, scale = {name: x.float() for name, x in state['w'].items()}, state['scale']
+    return w | {'fc.weight': (w['fc.weight'].unflatten(1, (len(scale), -1)) * scale[:, None]).flatten(1)}
 
 # %% ../nbs/29f_teaching.ipynb #55e1a7b7
 def teach(model: Path, corpus: np.ndarray, out: Path, variants: dict, lesson: Lesson, write: float, learn: float,

@@ -32,7 +32,7 @@ FLAGS = {   # flag: why it is there, gain, what happens where it can't be had
                    gain="see `--drafter` and `--kv`", **{"else": "exact"}),
     "--drafter": dict(why="to hold a drafter alone, or none, against the choice that is made for you", gain=drafter_gain(),
                       **{"else": "auto: what the clock says pays"}),
-    "--draft-model": dict(why="published MTP blocks often come in a file of their own", **{"else": "the model's own block, if it has one"}),
+    "--draft-model": dict(why="published MTP blocks and block drafters come in files of their own", **{"else": "the model's own block, if it has one, and NAME-dflash.gguf beside it"}),
     "--device": dict(why="numpy is the specification, to check the others with", **{"else": "auto takes the GPU if it can, else the CPU; cuda without one is an error that says what is missing"}),
     "--ctx": dict(why="keys and values are allocated for it: less context, less memory", **{"else": "what the model was trained for"}),
     "--threads": dict(why="a machine that does other things, too; the text does not depend on it", **{"else": "all cores"}),

@@ -121,14 +121,15 @@ def knobs_page() -> str:
     out = ["Every knob there is, from the code. A flag that is left away has the default; where a knob cannot be had, the last "
            "column says what happens instead. Gains are measured figures with a place to look them up, or there is none.", ""]
     for title, chosen in (("How a model runs", lambda n, cs: len(cs) > 3), ("One command's own", lambda n, cs: len(cs) <= 3)):
-        out += [f"## {title}", "", "| flag | of | default | does | why | gain | otherwise |", "|---|---|---|---|---|---|---|"]
+        out += [f"## {title}", "", "| flag | does | default | why, and the gain | otherwise |", "|---|---|---|---|---|"]
         for name, (a, owners) in flags().items():
             if not chosen(name, owners) or not name.startswith("-"): continue
             k, default = FLAGS.get(name, {}), a.default
             shown = "" if default in (None, False, []) or str(default).startswith("/") else f"`{default}`"
-            of = f"{len(owners)} commands" if len(owners) > 3 else ", ".join(owners)
+            of = f" ({len(owners)} commands)" if len(owners) > 3 else f" ({', '.join(owners)})"
+            why = "; ".join(filter(None, (k.get("why", ""), k.get("gain", ""))))
             help = (a.help or "").replace("%%", "%").replace("|", "\\|")
-            out.append(f"| `{name}` | {of} | {shown} | {help} | {k.get('why', '')} | {k.get('gain', '')} | {k.get('else', '')} |")
+            out.append(f"| `{name}` | {help}{of} | {shown} | {why} | {k.get('else', '')} |")
         out.append("")
     out += ["## The environment", "", "A flag with a value can also be set by a variable: `--threads 4` is `ALPHABOOK_THREADS=4`.", "", "| variable | does | why | otherwise |", "|---|---|---|---|"]
     for name in sorted(variables()):

@@ -197,8 +197,8 @@ def plans(type, R, K, W):
         for C, RT, programs in ((16, 1, 132), (8, 1, 132), (8, 1, 264), (8, 2, 132), (4, 2, 264), (4, 4, 132), (4, 1, 528), (2, 4, 264)):
             if C <= C16: out.append(P(8, C, RT, C*RT, min(-(-T//RT), programs), int(NB > C)))
     else:
-        out += [P(8, C, RT, C*RT, min(-(-T//RT), programs), 2) for C, RT, programs in
-                ((4, 1, 396), (4, 1, 528), (4, 2, 264), (8, 1, 132), (8, 1, 264), (16, 1, 132), (2, 2, 528)) if C <= C16]
+        out += [P(8, C, RT, C*RT, min(-(-T//RT), programs), 2, registers=most) for most in (None, 128) for C, RT, programs in
+                ((4, 1, 396), (4, 1, 528), (8, 1, 132), (8, 1, 264), (16, 1, 132)) if C <= C16]
         out += [P(NC, st, r, r, 0, 3) for NC, r, st in ((16, 4, 3), (32, 4, 3), (64, 4, 2)) if NC <= W]
     return list(dict.fromkeys(out))
 
@@ -236,7 +236,7 @@ def sweep(out, types, shapes, widths, workers, deadline, all_plans=True):
                     except Exception as e: print("FAILED", type, R, K, W, p, repr(e)[:300], flush=True); continue
                     h = y.view(torch.int32).clone(); first = h if first is None else first
                     r = dict(quantization=type, shape=f"{R}x{K}", width=W, arm="product", value=round(us, 3), unit="us", spread=round(spread, 3), n=7,
-                             gbs=round(size/us/1e3, 1), config=[p.NC, p.C, p.RT, p.warps, p.programs, p.mode, p.columns], same_bits=bool((h == first).all()))
+                             gbs=round(size/us/1e3, 1), config=[p.NC, p.C, p.RT, p.warps, p.programs, p.mode, p.columns, p.registers], same_bits=bool((h == first).all()))
                     rowsout.append(r)
                     print(type, f"{R}x{K}", "W", W, r["value"], "us", r["gbs"], "GB/s", r["config"], "" if r["same_bits"] else "BITS DIFFER", flush=True)
             del ms; torch.cuda.empty_cache()

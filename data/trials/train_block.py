@@ -3,7 +3,7 @@
     python data/trials/train_block.py --corpus ids.bin --write 25 --learn 90 --out OUT
 
 `ids.bin` holds token ids of alphabook-mini, uint16, a 0 behind each document (chapter 29b). OUT gets dflash.pt and
-dflash2.pt (weights), texts.npz (some texts that were held back) and lesson.json (what was done, the curves, how many
+dflash2.pt (weights, float16: 7.5 and 12 MB), texts.npz (some texts that were held back) and lesson.json (what was done, the curves, how many
 leading guesses were right). data/trials/block_file.py makes a file of one of them."""
 import argparse
 import sys

@@ -1,0 +1,153 @@
+"""The block drafter through the engine: texts are those of plain decoding, greedy and sampled, and files are held
+against their models. The drafter of these tests has random weights; how good the trained one is, others measure."""
+import hashlib
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import alphabook.cpu_streams as cpu_backend
+import alphabook.streams as numpy_backend
+from alphabook.architecture import FAMILIES, ModelConfig
+from alphabook.blockdraft import DraftConfig, block_rows, draft_shapes, load_draft, load_draft_config
+from alphabook.blockdrafter import run_absorb
+from alphabook.blocks import random_blocks
+from alphabook.config import load_config
+from alphabook.engine import Engine, Generation, run
+from alphabook.layers import Model, open_round
+from alphabook.modelfile import GGUFError, ModelFile, write_gguf
+from alphabook.rounds import enter, head, run_round
+from alphabook.synth import synth
+
+GOLDEN = Path(__file__).parent/"golden"
+
+def write_draft(path, trunk, block=6, taps=(1, 2), **keys):
+    "A block drafter of random weights for a model."
+    rng = np.random.default_rng(5)
+    layers = ModelConfig("qwen3", "", n_layer=1, n_embd=trunk.n_embd, n_ff=64, n_head=2, n_kv_head=1, head_dim=32,
+                         n_vocab=trunk.n_vocab, n_ctx=512, eps=1e-6, rope_theta=1e4, rope_dim=32, attn_scale=32**-.5,
+                         qkv_bias=False, tied=False, **FAMILIES["qwen3"])
+    meta = dict(block_count=1, context_length=512, embedding_length=trunk.n_embd, feed_forward_length=64, block_size=block,
+                vocab_size=trunk.n_vocab, target_layers=np.array(taps, np.int32), **{f"attention.{k}": v for k, v in dict(
+                    head_count=2, head_count_kv=1, key_length=32, value_length=32, layer_norm_rms_epsilon=1e-6).items()})
+    tensors = [(n, s, "F32", np.ones(s, np.float32)) if len(s) == 1 else (n, s, "F16", random_blocks("F16", *s, rng, s[1]**-.5))
+               for n, s in draft_shapes(DraftConfig(layers, block, taps, 7)).items()]
+    write_gguf(path, {"general.architecture": "dflash", "tokenizer.ggml.mask_token_id": 7} | {
+        f"dflash.{k}": v for k, v in (meta | keys).items()}, tensors)
+    return path
+
+@pytest.fixture(scope="module", params=["tiny-qwen3", "tiny-qwen35moe"])
+def paths(request, tmp_path_factory):
+    "A model, and a drafter in another folder."
+    folder = tmp_path_factory.mktemp(request.param)
+    model = synth(request.param, "Q8_0", folder/"model.gguf")
+    (folder/"side").mkdir()
+    with ModelFile(model) as mf: side = write_draft(folder/"side"/"block.gguf", load_config(mf))
+    return model, side
+
+def blocks_of(engine, prompt, n, **sampling):
+    "A generation by blocks, every guess of which is verified."
+    session, g = engine.session(256), Generation()
+    session.policy.drafter.min_p = 0
+    for _ in run(engine, g, prompt, n, session=session, hash_logits=True, **sampling): pass
+    return g
+
+@pytest.mark.parametrize("sampling", [{}, dict(temp=.9, top_p=.95, seed=3)], ids=["greedy", "sampled"])
+def test_texts_are_those_of_plain_decoding(paths, sampling):
+    model, side = paths
+    plain = Engine.load(model, "cpu", n_ctx=256, drafter="none").generate("hello", 40, hash_logits=True, **sampling)
+    g = blocks_of(Engine.load(model, "cpu", n_ctx=256, drafter="block", draft_model=side), "hello", 40, **sampling)
+    assert (g.token_ids, g.logits_sha256) == (plain.token_ids, plain.logits_sha256)
+    assert g.by_drafter["block"]["drafted"] > 40
+
+def test_a_right_guess_is_accepted(paths):
+    "A drafter that knows the text: rounds of six tokens."
+    model, side = paths
+    engine = Engine.load(model, "cpu", n_ctx=256, drafter="block", draft_model=side)
+    plain = engine.generate("hello", 30, drafter="none").token_ids
+    session, g = engine.session(256), Generation()
+    drafter, start = session.policy.drafter, len(engine.tokenizer.encode("hello"))
+    def known(ids, n, *more):
+        drafter.catch_up()
+        at = len(ids) - start
+        return plain[at:at + min(n, 5)], [1.0]*len(plain[at:at + min(n, 5)])
+    drafter.draft = known
+    for _ in run(engine, g, "hello", 30, session=session): pass
+    assert g.token_ids == plain and g.rounds == -(-(len(plain) - 1)//6)
+    drafter.catch_up()
+    assert drafter.known == drafter.n == session.cache.n
+
+def test_a_second_turn_and_a_changed_one(paths):
+    "Sessions go back and on; texts are a fresh start's."
+    model, side = paths
+    engine = Engine.load(model, "cpu", n_ctx=256, drafter="block", draft_model=side)
+    s, prompt = engine.session(256), list(range(10, 90))
+    answer = engine.generate(prompt, n=6, session=s).token_ids
+    for turn in (prompt + answer + [5, 6, 7], prompt + answer[:2] + [9]*8, prompt[:40] + [3]):
+        again = engine.generate(turn, n=8, hash_logits=True, session=s)
+        fresh = engine.generate(turn, n=8, hash_logits=True, drafter="none")
+        assert (again.token_ids, again.logits_sha256) == (fresh.token_ids, fresh.logits_sha256)
+
+def test_one_beside_the_model_is_found(paths, tmp_path):
+    model, side = paths
+    (tmp_path/"m.gguf").symlink_to(model)
+    with pytest.raises(ValueError, match="no m-dflash.gguf lies beside the model"):
+        Engine.load(tmp_path/"m.gguf", "cpu", n_ctx=64, drafter="block")
+    engine = Engine.load(tmp_path/"m.gguf", "cpu", n_ctx=64)
+    assert engine.session(64).policy.block is None
+    (tmp_path/"m-dflash.gguf").symlink_to(side)
+    assert Engine.load(tmp_path/"m.gguf", "cpu", n_ctx=64, drafter="block").generate("hello", 4).predicted_n
+    policy = Engine.load(tmp_path/"m.gguf", "cpu", n_ctx=64).session(64).policy
+    assert "block" in [d.name for d in (policy.mtp, policy.block) if d]
+
+def test_one_that_does_not_fit_is_refused_or_left_alone(paths, tmp_path):
+    model, side = paths
+    (tmp_path/"m.gguf").symlink_to(model)
+    with ModelFile(model) as mf: write_draft(tmp_path/"m-dflash.gguf", load_config(mf), taps=(1, 99))
+    with pytest.raises(GGUFError, match=r"target_layers: is \[1, 99\]"):
+        Engine.load(tmp_path/"m.gguf", "cpu", n_ctx=64, drafter="block")
+    assert Engine.load(tmp_path/"m.gguf", "cpu", n_ctx=64).generate("hello", 4).predicted_n        # auto goes without
+    with pytest.raises(GGUFError, match="general.architecture: is .*; 'dflash' would be right"):
+        Engine.load(model, "cpu", n_ctx=64, drafter="block", draft_model=model)
+    with pytest.raises(ValueError, match="use --drafter block"):
+        Engine.load(model, "cpu", n_ctx=64, drafter="mtp", draft_model=side)
+
+@pytest.mark.parametrize("keys, said", [
+    (dict(block_size=99), "block_size: is 99"), (dict(selector_rank=4), "selector_rank: is 4"),
+    (dict(embedding_length=96), "embedding_length: is 96"), (dict(block_count=2), "tensor blk.1"),
+    ({"attention.causal": True}, "causal: is True"), (dict(embedding_scale=2.0), "embedding_scale")])
+def test_what_a_file_says_is_held_against_the_model(paths, tmp_path, keys, said):
+    with ModelFile(paths[0]) as mf: trunk = load_config(mf)
+    with ModelFile(write_draft(tmp_path/"d.gguf", trunk, **keys)) as mf, pytest.raises(GGUFError, match=said):
+        load_draft_config(mf, trunk)
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    "The pair that llama.cpp ran, made again, and what it said."
+    runpy.run_path(str(GOLDEN/"record_dflash.py"))["make"](work := tmp_path_factory.mktemp("dflash"))
+    seen = np.load(GOLDEN/"dflash.npz")
+    made = [hashlib.sha256((work/f"{n}.gguf").read_bytes()).hexdigest() for n in ("target", "draft")]
+    if made != seen["sha256"].tolist(): pytest.skip("the files can't be made again with this numpy")
+    return work, seen
+
+def cosines(a, b):
+    a, b = np.float64(a), np.float64(b)
+    return (a*b).sum(-1)/np.sqrt((a*a).sum(-1)*(b*b).sum(-1))
+
+@pytest.mark.parametrize("backend", [cpu_backend, numpy_backend], ids=["cpu", "numpy"])
+def test_taps_and_blocks_are_llama_cpp_s(recorded, backend):
+    "Two layers, one with a window shorter than the text; the drafter brings embedding and head. Keys are float16 here."
+    work, seen = recorded
+    with ModelFile(work/"target.gguf") as mf, ModelFile(work/"draft.gguf") as side:
+        model = Model(mf, load_config(mf), backend)
+        own, ids, n = load_draft(model, side), seen["ids"], len(seen["taps"])
+        cache = model.new_cache(64)
+        run_round(model, cache, ids[:n])
+        taps = np.concatenate(cache.taps, 1)
+        assert cosines(taps, seen["taps"]).min() > 1 - 1e-6
+        mine = own.new_cache(64)
+        run_absorb(own, mine, seen["taps"])
+        r = open_round(own, mine, seen["block"])
+        rows = block_rows(own, enter(own, seen["block"]), r, np.full(len(seen["block"]), r.positions[-1]))
+        assert cosines(head(own, rows), seen["logits"]).min() > 1 - 1e-6
