@@ -60,7 +60,7 @@ def size(text: str) -> int: # such as "16GiB", "500MB" or "1e9"
     power = "bkmgt".index(m[2].lower()) if m[2] else 0
     return int(number*(1024 if m[3] else 1000)**power)
 
-# %% ../nbs/28_cli.ipynb #d611590d
+# %% ../nbs/28_cli.ipynb #9f9ca838
 def engine_flags(p: Parser,
                  several: bool = False): # more than one model can be given
     "The flags that every command with an engine shares."
@@ -74,7 +74,7 @@ def engine_flags(p: Parser,
     p.add_argument("--device", default="auto", help="auto, cpu, cuda or numpy (the slow specification)")
     p.add_argument("--ctx", type=int, metavar="N", help="context length; default: what the model was trained for")
     p.add_argument("--threads", type=int, metavar="N", help="CPU threads; default: all cores")
-    p.add_argument("--vram", type=size, metavar="SIZE", help="GPU memory that may be used (no effect on a CPU)")
+    p.add_argument("--vram", type=size, metavar="SIZE", help="GPU memory that may be used; a mixture's experts share it (chapter 20c)")
     p.add_argument("--ram", type=size, metavar="SIZE", 
                    help="RAM that weights, keys and values may take; a mixture's experts share it (chapter 21b)")
     p.add_argument("--kv", default="f16", metavar="K[:V]",
@@ -412,7 +412,7 @@ def print_arms(result: dict): # from `compare_model`
     print(f"{result['comparisons']} comparisons, {result['mismatches']} mismatches")
     if first: print(f"first: {first['arm']}, {first.get('error') or first['position']}; {first['place']}")
 
-# %% ../nbs/28_cli.ipynb #d550f06e
+# %% ../nbs/28_cli.ipynb #989dfeaa
 def cmd_compare(args) -> int:
     "alphabook compare"
     check_flags(args.mode, args.drafter, args.kv)
@@ -423,8 +423,12 @@ def cmd_compare(args) -> int:
         encode, texts = tokenizer.encode, args.prompt
         prompts = [encode(p) for p in texts] if texts else default_prompts(encode, args.all)
         if not all(prompts): raise ValueError("-p: a prompt is empty")
-        n = 2*max(widths) if args.all else 48
-        result = compare_model(mf, cfg, prompts, widths, n, args.all, args.threads, device, kv=parse_kv(args.kv),
+        n, model, kv = 2*max(widths) if args.all else 48, None, parse_kv(args.kv)
+        if device == "cuda":
+            import alphabook.residency                       # has arms about experts that are not on the card
+            n_ctx = max(map(len, prompts)) + n
+            if args.vram: model = load_model(mf, cfg, device, say=say, kv=kv, vram=args.vram, n_ctx=n_ctx)
+        result = compare_model(mf, cfg, prompts, widths, n, args.all, args.threads, device, model, kv=kv,
                                progress=lambda arm, i, left: say(f"prompt {i + 1} of {len(prompts)}: {arm}" +
                                                                  (f", {left/60:.1f} min left" if left else "")))
     if args.json: print(json.dumps(result))

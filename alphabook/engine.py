@@ -37,7 +37,7 @@ from .tokenizer import Tokenizer
 # %% ../nbs/23_engine.ipynb #2f98853b
 BACKENDS = {"cpu": cpu_backend, "numpy": numpy_backend}
 
-# %% ../nbs/23_engine.ipynb #c9e0c44d
+# %% ../nbs/23_engine.ipynb #70c0fc14
 def pick_backend(device: str, # auto, cpu, cuda or numpy
                  ) -> str: # cpu, cuda or numpy
     "The device that will be used. `ValueError` for one that can't be."
@@ -49,7 +49,8 @@ def pick_backend(device: str, # auto, cpu, cuda or numpy
 
 def load_model(mf: ModelFile, cfg: ModelConfig, device: str, progress = None, # device: from `pick_backend`
                ram: int = None, say = None, # bytes for all of it; called with a line about experts
-               kv: tuple = EXACT_KV): # types of keys and values → model
+               kv: tuple = EXACT_KV, # types of keys and values
+               vram: int = None, n_ctx: int = 4096): # bytes on a GPU, None: what is free; positions of a text → model
     "The weights in the form that a device wants. ValueError if they don't fit."
     store = None
     if ram and device == "cpu":
@@ -57,8 +58,8 @@ def load_model(mf: ModelFile, cfg: ModelConfig, device: str, progress = None, # 
         elif (least := fixed_bytes(mf, cfg)) > ram:
             raise ValueError(f"--ram {ram:,}: each token reads {least:,} bytes here; only mixtures can do with less")
     if device in BACKENDS: return Model(mf, cfg, BACKENDS[device], progress, store, kv)
-    from alphabook.gpu_verdicts import GpuModel
-    return GpuModel(mf, cfg, progress, kv=kv)
+    from alphabook.residency import model_under
+    return model_under(mf, cfg, vram, n_ctx, kv, progress, say)
 
 # %% ../nbs/23_engine.ipynb #6cd64d59
 def check_flags(mode: str = "exact", # exact, plain or fast
@@ -145,12 +146,12 @@ class Session:
         hidden = getattr(self.cache, "hidden", None) if self.hosted else None               # a GPU keeps it
         self.policy.committed(self.cache.ids[:self.cache.n], hidden, prompt)
 
-# %% ../nbs/23_engine.ipynb #01a897ed
+# %% ../nbs/23_engine.ipynb #657786d9
 class Engine:
     "A loaded model: `stream` and `generate` text with it."
     def __init__(self, mf: ModelFile, device: str, mode: str, n_ctx: int = None, progress = None,
                  drafter: str = "auto", draft_file: ModelFile = None, kv: tuple = EXACT_KV, ram: int = None,
-                 say = None):
+                 say = None, vram: int = None):
         check_float_mode()
         self.mf, self.cfg, self.device, self.mode = mf, load_config(mf), device, mode
         self.drafter, self.block, self.prices, self.spare = drafter, None, None, []
@@ -159,10 +160,10 @@ class Engine:
             raise ValueError(f"--drafter mtp has no use for {draft_file.path}, a block drafter: use --drafter block")
         self.draft_file, self.block_file = (None, draft_file) if whole else (draft_file, None)
         self.draft_block = None                 # of the block drafter, when it is loaded
-        self.vocabulary = None                  # of drafts
+        self.vocabulary = None                               # of drafts
         self.tokenizer = Tokenizer.from_meta(mf.meta, str(mf.path))
         self.n_ctx = min(n_ctx or self.cfg.n_ctx, self.cfg.n_ctx)
-        self.model, self.kv = load_model(mf, self.cfg, device, progress, ram, say, kv), kv
+        self.model, self.kv = load_model(mf, self.cfg, device, progress, ram, say, kv, vram, self.n_ctx), kv
         if self.draft_file or drafter == "mtp": self.mtp_block()
         if self.block_file or drafter == "block": self.block_model()
 
@@ -170,7 +171,7 @@ class Engine:
     def load(cls, path = None, # GGUF file (any shard) or the name of a fetched model
              device: str = "auto", # auto, cpu, cuda or numpy
              mode: str = "exact", # exact, plain or fast
-             vram = None, # memory that may be used on a GPU; no effect on a CPU
+             vram: int = None, # bytes that may be used on a GPU; None: what it has free; no effect on a CPU
              n_ctx: int = None, # most positions; None: what the model was trained for
              threads: int = None, # None: all cores
              progress = None, # called with (bytes loaded, bytes in all)
@@ -187,7 +188,7 @@ class Engine:
         if n_ctx is not None and n_ctx < 1: raise ValueError(f"--ctx {n_ctx}: must be at least 1")
         try: side = ModelFile(draft_model) if draft_model else None
         except (OSError, ValueError) as e: raise ValueError(f"--draft-model {e}") from None
-        return cls(mf, usable, mode, n_ctx, progress, drafter, side, parse_kv(kv), ram, say)
+        return cls(mf, usable, mode, n_ctx, progress, drafter, side, parse_kv(kv), ram, say, vram)
 
     def chat_template(self) -> ChatTemplate:
         "The model's chat template."
@@ -197,7 +198,7 @@ class Engine:
         "A session that keeps its keys and values between prompts."
         return Session(self, min(n_ctx or self.n_ctx, self.n_ctx), drafter=drafter)
 
-# %% ../nbs/23_engine.ipynb #b6278c03
+# %% ../nbs/23_engine.ipynb #17a0d47b
 def words(self: Engine) -> DraftVocabulary:
     "The tokens that a drafter may guess; made when they are first needed."
     if not self.vocabulary: self.vocabulary = DraftVocabulary(self.tokenizer, cut_size(self.mtp_block()))
@@ -270,8 +271,7 @@ def prices_for(engine: Engine, cache, mtp, block = None) -> Prices: # of a sessi
     engine.prices = engine.prices or remembered(price_key(files, getattr(engine.model, "card", str)()), measure)
     return engine.prices
 
-Engine.mtp_block, Engine.block_model, Engine.new_policy = mtp_block, block_model, new_policy
-Engine.words = words
+Engine.mtp_block, Engine.block_model, Engine.new_policy, Engine.words = mtp_block, block_model, new_policy, words
 
 # %% ../nbs/23_engine.ipynb #0614bc61
 def prompt_ids(engine: Engine, prompt, # text, or ids

@@ -197,7 +197,7 @@ class Box:
         self.far = SimpleNamespace(**dict(zip(("board", "experts", "wanted", "rows", "answers"), parts)))
         self.near = SimpleNamespace(**{name: t.numpy() for name, t in vars(self.far).items()})
 
-# %% ../nbs/20b_resolved.ipynb #2feb7acd
+# %% ../nbs/20b_resolved.ipynb #1b649a78
 class ExpertStore:
     "A mixture's experts, some of them in slots on the device, all of them in RAM. ValueError if the cap is too small."
     def __init__(self, mf, cfg: ModelConfig, vram: int = None, # bytes on the device, for everything; None: no limit
@@ -210,11 +210,7 @@ class ExpertStore:
                  say = None): # called with a line for people
         self.mf, self.cfg, self.bound, self.say = mf, cfg, bound, say or (lambda line: None)
         self.device = torch.device(device or ("cpu" if INTERPRET else "cuda"))
-        found = {}
-        for name, t in model_tensors(mf, cfg).items():
-            layer, attr = short_name(name)
-            if layer is not None and layer < cfg.n_layer: found.setdefault(layer, {})[attr] = t
-        self.tensors = {i: t for i, t in found.items() if "ffn_gate_exps" in t}
+        self.tensors = self.stacks_of(mf, cfg)
         if not self.tensors: raise ValueError(f"{mf.path}: is no mixture of experts, so nothing can stay off the device")
         self.E, self.L, self.cpu, self.pool = cfg.n_expert, cfg.n_layer, {}, Pool()
         self.banks, self.bank_of = make_banks(self.tensors)
@@ -226,6 +222,15 @@ class ExpertStore:
         self.where = np.full((self.L, self.E + 1), -1, np.int32)
         self.choose_first()
         self.connect(workers)
+
+    @staticmethod
+    def stacks_of(mf, cfg: ModelConfig) -> dict: # {layer: {short name: Tensor}}
+        "The tensors of layers that have experts."
+        found = {}
+        for name, t in model_tensors(mf, cfg).items():
+            layer, attr = short_name(name)
+            if layer is not None and layer < cfg.n_layer: found.setdefault(layer, {})[attr] = t
+        return {i: t for i, t in found.items() if "ffn_gate_exps" in t}
 
 # %% ../nbs/20b_resolved.ipynb #46206824
 def make_banks(tensors: dict) -> tuple: # of layers → banks, {layer: its bank}

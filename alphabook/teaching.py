@@ -87,19 +87,22 @@ def load_weights(mf: ModelFile, device: str = 'cpu') -> dict[str, Tensor]:
         w[name] = ((-x).log() if name.endswith('ssm_a') else x).to(device)
     return w
 
-# %% ../nbs/29f_teaching.ipynb #a3474556
+# %% ../nbs/29f_teaching.ipynb #78b22e7d
 @torch.no_grad()
 def write_texts(
     w: dict,
     c: MiniConfig,
-    begun: Tensor,  # (B, P) beginnings
-    length: int,  # of the texts
+    begun: Tensor,  # (B, length): texts of which the beginnings count
+    first: Tensor,  # (B,) where each goes its own way
     taps: tuple,  # layers whose input is kept
     temperature: Tensor,  # (B,); 0: the likeliest token
     rng: torch.Generator,
+    seconds: float = 1e9,  # stop after so many, whatever the length
 ) -> tuple[Tensor, Tensor]:  # ids (B, length), int16; residuals (B, length, taps, n_embd)
     "Texts of the model's own, and what its layers left at each position."
-    writer, ids = Writer(w, c, len(begun), length), F.pad(begun, (0, length - begun.shape[1]))
+    end = time.time() + seconds
+    length, start, ids = begun.shape[1], int(first.min()), begun.clone()
+    writer = Writer(w, c, len(begun), length)
     kept = torch.empty(len(begun), length, len(taps), c.n_embd, device=ids.device,
                        dtype=torch.bfloat16 if ids.is_cuda else torch.float32)
     heat = temperature.clamp(min=1e-4)[:, None]
@@ -107,10 +110,13 @@ def write_texts(
         h, entering = writer.step(ids[:, t])
         for i, layer in enumerate(taps):
             kept[:, t, i] = entering[layer]
-        if begun.shape[1] <= t + 1 < length:
+        if start <= t + 1 < length:
             noise = -torch.empty(len(ids), c.n_vocab, device=ids.device).exponential_(generator=rng).log()
             logits = F.linear(h, w['token_embd.weight']).float() / heat
-            ids[:, t + 1] = (logits + noise * (temperature > 0)[:, None]).argmax(-1)
+            said = (logits + noise * (temperature > 0)[:, None]).argmax(-1)
+            ids[:, t + 1] = torch.where(first <= t + 1, said, ids[:, t + 1])
+        if t % 16 == 15 and int(ids[0, t]) >= 0 and time.time() > end:  # the question waits for the device
+            return ids[:, :t + 1].to(torch.int16), kept[:, :t + 1]
     return ids.to(torch.int16), kept
 
 # %% ../nbs/29f_teaching.ipynb #db8afcbe
@@ -266,11 +272,11 @@ def block_guesses(w: dict, c: BlockConfig, table: Tensor, states: Tensor, first:
         said.append(ids[..., i, :].gather(-1, (score[..., i, :] + follow).argmax(-1, keepdim=True))[..., 0])
     return torch.stack(said[1:], -1)
 
-# %% ../nbs/29f_teaching.ipynb #1f3ab796
+# %% ../nbs/29f_teaching.ipynb #22ee77d4
 @dataclass(frozen=True)
 class Lesson:
     "How to teach."
-    texts: int = 48  # of a step
+    texts: int = 64  # of a step
     anchors: int = 32  # of a text and step
     lr: float = 3e-3
     warmup: int = 100  # steps
@@ -361,29 +367,29 @@ def export_block(path, w: dict[str, Tensor], c: BlockConfig, meta: dict):
             'general.quantization_version': 2, 'tokenizer.ggml.mask_token_id': c.mask_id}
     write_gguf(path, head | block_keys(c) | meta, tensors)
 
-# %% ../nbs/29f_teaching.ipynb #d12bdef8
+# %% ../nbs/29f_teaching.ipynb #d45e7244
 def write_library(w: dict, c: MiniConfig, corpus: np.ndarray, taps: tuple, seconds: float, batch: int, length: int,
-                  rng: torch.Generator, most: int = 14) -> tuple:
-    "Texts until the time is over: ids (N, T), residuals, where each begins to be the model's own; 1 to `most` batches."
-    device, start, found = w['token_embd.weight'].device, time.time(), []
+                  rng: torch.Generator) -> tuple:
+    "Texts, cut off when the time is over: ids (batch, T), residuals, where each begins to be the model's own (batch,)."
+    device = w['token_embd.weight'].device
     source = torch.from_numpy(corpus.astype(np.int16)).to(device)
     starts = torch.cat([torch.zeros(1, dtype=torch.long, device=device), (source == 0).nonzero()[:, 0] + 1])
-    while not found or time.time() - start < seconds and len(found) < most:
-        n = int(torch.randint(16, length * 5 // 8, (1,), generator=rng, device=rng.device))
-        at = torch.randint(0, len(source) - n, (batch,), generator=rng, device=rng.device).to(device)
-        begins = starts[torch.searchsorted(starts, at, right=True) - 1].clamp(max=len(source) - n)
-        at = torch.where(torch.arange(batch, device=device) % 3 > 0, begins, at)
-        begun = source[at[:, None] + torch.arange(n, device=device)].long()
-        heat = torch.arange(batch, device=device).remainder(5).sub(2).clamp(min=0) * 0.4  # 0, 0, 0, 0.4, 0.8
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == 'cuda'):
-            ids, kept = write_texts(w, c, begun, length, taps, heat, rng)
-        found.append((ids, kept, torch.full((batch,), n, device=device)))
-    return tuple(torch.cat(parts) for parts in zip(*found))
+    at = torch.randint(0, len(source) - length, (batch,), generator=rng, device=rng.device).to(device)
+    begins = starts[torch.searchsorted(starts, at, right=True) - 1].clamp(max=len(source) - length)
+    at = torch.where(torch.arange(batch, device=device) % 3 > 0, begins, at)
+    begun = source[at[:, None] + torch.arange(length, device=device)].long()
+    chance = torch.rand(batch, generator=rng, device=rng.device).to(device)
+    first = (8 + chance.square() * (length // 2 - 8)).long()  # many short beginnings, some long ones
+    heat = torch.arange(batch, device=device).remainder(5).sub(2).clamp(min=0) * 0.4  # 0, 0, 0, 0.4, 0.8
+    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == 'cuda'):
+        ids, kept = write_texts(w, c, begun, first, taps, heat, rng, seconds)
+    return ids, kept, first
 
-# %% ../nbs/29f_teaching.ipynb #7d0f3389
+# %% ../nbs/29f_teaching.ipynb #9b74763d
 def save_pupil(path: Path, pupil: Pupil, scale: Tensor):
     "Weights, as float16 that the file may be small, and what residuals were multiplied by, (taps,)."
-    torch.save({'w': {name: x.detach().half().cpu() for name, x in pupil.w.items()}, 'scale': scale.float().cpu()}, path)
+    w = {name: x.detach().half().cpu() for name, x in pupil.w.items()}
+    torch.save({'w': w, 'scale': scale.float().cpu()}, path)
 
 def load_pupil(path: Path) -> dict[str, Tensor]:
     "Weights for residuals as they are."
@@ -391,18 +397,19 @@ def load_pupil(path: Path) -> dict[str, Tensor]:
     w, scale = {name: x.float() for name, x in state['w'].items()}, state['scale']
     return w | {'fc.weight': (w['fc.weight'].unflatten(1, (len(scale), -1)) * scale[:, None]).flatten(1)}
 
-# %% ../nbs/29f_teaching.ipynb #55e1a7b7
+# %% ../nbs/29f_teaching.ipynb #79a9f86f
 def teach(model: Path, corpus: np.ndarray, out: Path, variants: dict, lesson: Lesson, write: float, learn: float,
           device: str = 'cuda', batch: int = 2048, length: int = 512, c: MiniConfig = MiniConfig(), say=print) -> dict:
-    """Write texts for `write` seconds, teach each of the `variants` {name: BlockConfig} for `learn` seconds.
+    """Write texts for at most `write` seconds, teach each of the `variants` {name: BlockConfig} for `learn` seconds.
     Their weights and `lesson.json` go to `out`."""
     start, rng = time.time(), torch.Generator(device).manual_seed(lesson.seed)
     with ModelFile(model) as mf:
         w = load_weights(mf, device)
     taps = next(iter(variants.values())).taps
     ids, kept, first = write_library(w, c, corpus, taps, write, batch, length, rng)
+    first = first.clamp(max=ids.shape[1] - max(config.block for config in variants.values()))
     held = min(128, len(ids) // 8)
-    own = int((length - first).sum())
+    own = int((ids.shape[1] - first).sum())
     result = {'texts': len(ids), 'tokens': ids.numel(), 'own': own, 'seconds_writing': time.time() - start, 'runs': {},
               'lesson': asdict(lesson), 'device': torch.cuda.get_device_name() if device == 'cuda' else 'cpu'}
     say(f"{len(ids)} texts, {own} tokens of the model's own, {result['seconds_writing']:.0f} s")

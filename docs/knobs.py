@@ -36,7 +36,7 @@ FLAGS = {   # flag: why it is there, gain, what happens where it can't be had
     "--device": dict(why="numpy is the specification, to check the others with", **{"else": "auto takes the GPU if it can, else the CPU; cuda without one is an error that says what is missing"}),
     "--ctx": dict(why="keys and values are allocated for it: less context, less memory", **{"else": "what the model was trained for"}),
     "--threads": dict(why="a machine that does other things, too; the text does not depend on it", **{"else": "all cores"}),
-    "--vram": dict(why="to leave room for others, or to imitate a smaller card", **{"else": "no effect on a CPU"}),
+    "--vram": dict(why="to leave room for others, or to imitate a smaller card; the CPU computes a mixture's experts that don't fit", **{"else": "no effect on a CPU"}),
     "--ram": dict(why="the same for RAM: experts that don't fit wait on the disk", **{"else": "what is free, less 1 GiB, and only where a mixture needs it"}),
     "--kv": dict(why="at long contexts keys and values are most of what is read", gain=kv_gain(), **{"else": "f16; other types need `--mode fast`, and say so"}),
     "--json": dict(why="to be read by programs: one object on standard output, all else on standard error"),

@@ -15,13 +15,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import alphabook.gpu_functions as functions
-from alphabook import (gpu_acts as acts, gpu_attention as attention, gpu_experts as experts, gpu_heads as heads, gpu_hybrid as hybrid,
+from alphabook import (doorbell, resolved, gpu_acts as acts, gpu_attention as attention, gpu_experts as experts, gpu_heads as heads, gpu_hybrid as hybrid,
                        gpu_matrices as matrices, gpu_mtp as mtp, gpu_norms as norms, gpu_products as products,
                        gpu_rounds as rounds, gpu_sampling as sampling, gpu_streams as streams, gpu_tokens as tokens, gpu_verdicts as verdicts)
 from alphabook.elementary import rope_steps
 from alphabook.gpu_weights import packing
 
-MODULES = functions, norms, acts, products, experts, matrices, heads, attention, tokens, hybrid, streams, sampling, rounds, verdicts, mtp
+MODULES = functions, norms, acts, products, experts, matrices, heads, attention, tokens, hybrid, streams, sampling, rounds, verdicts, mtp, doorbell, resolved
 TYPES = {torch.float32: '*fp32', torch.float16: '*fp16', torch.int64: '*i64', torch.int32: '*i32', torch.int16: '*i16', torch.int8: '*i8', torch.uint8: '*u8'}
 
 
@@ -148,6 +148,25 @@ def calls():
     i32 = torch.zeros(1, dtype=torch.int32)
     functions.launch(rounds.k_advance, (1,), ints(1), i32, ints(1), ints(1), ints(9), i32, warps=1)
     draft_calls(rand, ints, i32)
+    store_calls(rand, ints, i32)
+
+
+def store_calls(rand, ints, i32):
+    "Rings, and rounds whose experts are here and there."
+    from types import SimpleNamespace as Some
+    functions.launch(doorbell.k_ring, (1,), ints(40), ints(1), 5, warps=1)
+    functions.launch(doorbell.k_wait, (1,), ints(40), ints(1), i32, 1000, warps=1)
+    n, k, E = 2048, 9, 256
+    def int32(*shape): return torch.zeros(shape, dtype=torch.int32)
+    log = torch.zeros((64, 40, 1 + 8*k), dtype=torch.int16)
+    s = Some(box=Some(far=Some(board=ints(40), experts=ints(k), wanted=int32(64*k), rows=rand(64, n), answers=rand(64*k, n))), table=int32(40, E),
+             rung=ints(2), log=log, notes=ints(3), cfg=Some(n_embd=n), cpu={0: None}, patience=1000, bank_of=[Some(owner=ints(9))]*2,
+             program_for=lambda layer, W: 17)
+    for W in (1, 4, 64):
+        for layer in (0, 1):
+            _, _, join = resolved.ExpertStore.resolve(s, Some(index=layer), Some(x=rand(W, n)), int32(W, k), None)
+        join(rand(W, k, n)[:, :-1], rand(W, 8), rand(W, n), rand(W, 1), rand(W, n))
+        join(rand(W, k, n), rand(W, 9))
 
 
 def draft_calls(rand, ints, i32):

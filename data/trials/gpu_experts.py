@@ -29,6 +29,7 @@ def bits():
     from alphabook.config import load_config
     from alphabook.gpu_rounds import GpuModel
     from alphabook.modelfile import ModelFile
+    from alphabook.doorbell import worker_cores
     from alphabook.resolved import ExpertStore
     from gpu_models import GOLDEN, row_hash
     known = json.loads(GOLDEN.read_text())["mini"]
@@ -37,10 +38,10 @@ def bits():
     cfg, rng = load_config(mf), np.random.default_rng(0)
     for name, how in dict(plain=None, all=dict(part=1.0), none=dict(part=0.0), random=dict(part=0.5), adaptive=dict(part=0.33, bound=8)).items():
         start = time.time()
-        store = ExpertStore(mf, cfg, **how) if how else None
+        store = ExpertStore(mf, cfg, workers=worker_cores()[:1], **how) if how else None   # others compile meanwhile
         model = GpuModel(mf, cfg, store=store)
         compared = bad = 0
-        for parts, more in (((16, 1, 5, 2), 0), ((1,), 12), ((64, 8, 3, 1), 0)):
+        for parts, more in (((16, 1, 5), 0), ((1,), 12)):
             cache, turn, last = model.new_cache(len(ids) + 8), 0, len(ids)
             while cache.n < last:
                 part = ids[cache.n:cache.n + parts[turn % len(parts)]]
@@ -58,10 +59,8 @@ def bits():
                 compared, bad = compared + 1, bad + ((got, row_hash(y[0])) != out["own text"])
         out[name] = dict(compared=compared, different=bad, seconds=round(time.time() - start, 1),
                          **({} if store is None else dict(hits=store.hits, misses=store.misses, admitted=store.admitted)))
-        print(name, out[name], flush=True)
+        print(json.dumps({k: v for k, v in out.items() if k != "own text"}), flush=True)
         if store: store.end()
-    out.pop("own text")
-    return out
 
 # ---------------------------------------------------------------- the doorbell
 def bell(n=200):
@@ -177,6 +176,7 @@ def speed(out, like=LIKE, layers=None, caps="all,16,24,0", tokens=128, prompt=51
         row(f"{name}, first prompt and recording", timed(read), "s")
         cache.rollback(0)
         t = timed(read); row(f"{name}, prompt", prompt/t, "tok/s", ms=t*1e3)
+        if not tokens: continue
         said, times, notes = [text[-1]], [], []
         model.continue_text(cache, said[-1], 2); cache.n = prompt; model.continue_text(cache, said[-1], 2); cache.n = prompt      # recorded
         for p in range(passes + 1):
@@ -227,14 +227,18 @@ def everything(out, seconds, caps):
     result = dict(topic="gpu-experts", device="h200", date=datetime.date.today().isoformat(), command="python data/trials/gpu_experts.py all", contract_version="1", rows=[])
     left = lambda share: max(1, share*seconds - (time.time() - start))
     def save(): Path(out, "gpu-experts.json").write_text(json.dumps(result, indent=1))
-    jobs = {"make": spawn("make"), "bits": spawn("bits"), "warm": spawn("speed", "--layers", 4, "--caps", "0.5", "--tokens", 8, "--passes", 1, "--prompt", 64, "--out", out)}
+    bits_, small = spawn("bits"), make_file(LIKE, 4)
+    print(small, round(time.time() - start, 1), "s", flush=True)
+    warm = ("speed", "--layers", 4, "--caps", "0.5", "--passes", 1, "--workers", 1, "--out", out)
+    jobs = {"one row": spawn(*warm, "--tokens", 8, "--prompt", 1), "64 rows": spawn(*warm, "--tokens", 0, "--prompt", 64), "make": spawn("make"), "bits": bits_}
     for name, p in jobs.items():
         try: text = p.communicate(timeout=left(0.55))[0]
         except subprocess.TimeoutExpired: p.kill(); text = p.communicate()[0] + " stopped, out of time"
         print(f"== {name}, rc {p.returncode}, {time.time() - start:.0f} s\n{text[-3500:]}", flush=True)
         if name == "bits":
-            try: result["bits"] = json.loads(text.strip().splitlines()[-1])
-            except (ValueError, IndexError): result["bits"] = dict(failed=text[-3000:])
+            lines = [x for x in text.splitlines() if x.startswith("{")]
+            result["bits"] = json.loads(lines[-1]) if lines else {}
+            if p.returncode: result["bits"]["failed"] = text[-3000:]
         save()
     for name, args in (("bell", ("bell",)), ("speed", ("speed", "--caps", caps, "--out", out))):
         p = spawn(*args)
@@ -250,12 +254,12 @@ def everything(out, seconds, caps):
 if __name__ == "__main__":
     p = argparse.ArgumentParser()
     p.add_argument("what", choices=["bits", "bell", "speed", "make", "all"])
-    p.add_argument("--out", default=os.environ.get("OUT", ".")); p.add_argument("--seconds", type=float, default=150); p.add_argument("--like", default=LIKE)
-    p.add_argument("--layers", type=int); p.add_argument("--caps", default="all,16,0,0:15"); p.add_argument("--tokens", type=int, default=128); p.add_argument("--passes", type=int, default=3)
+    p.add_argument("--out", default=os.environ.get("OUT", ".")); p.add_argument("--seconds", type=float, default=135); p.add_argument("--like", default=LIKE)
+    p.add_argument("--layers", type=int); p.add_argument("--caps", default="16,0,all"); p.add_argument("--tokens", type=int, default=128); p.add_argument("--passes", type=int, default=3)
     p.add_argument("--prompt", type=int, default=512); p.add_argument("--workers", type=int); p.add_argument("--bound", type=int, default=4)
     a = p.parse_args()
     Path(a.out).mkdir(parents=True, exist_ok=True)
-    if a.what == "bits": print(json.dumps(bits()))
+    if a.what == "bits": bits()
     elif a.what == "make": t = time.time(); print(make_file(a.like, a.layers), round(time.time() - t, 1), "s")
     elif a.what == "bell": print(json.dumps(bell()))
     elif a.what == "speed":

@@ -1,6 +1,6 @@
 """Teach the block drafter of alphabook-mini on a GPU: chapter 29f with a corpus of token ids and a number of seconds.
 
-    python data/trials/train_block.py --corpus ids.bin --write 25 --learn 90 --out OUT
+    python data/trials/train_block.py --corpus ids.bin --learn 90 --out OUT
 
 `ids.bin` holds token ids of alphabook-mini, uint16, a 0 behind each document (chapter 29b). OUT gets dflash.pt and
 dflash2.pt (weights, float16: 7.5 and 12 MB), texts.npz (some texts that were held back) and lesson.json (what was done, the curves, how many
@@ -24,13 +24,13 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--model", type=Path, default=Path(__file__).parents[1]/"models"/"alphabook-mini.gguf")
-    parser.add_argument("--write", type=float, default=25, help="seconds of writing texts")
+    parser.add_argument("--write", type=float, default=50, help="most seconds of writing texts")
     parser.add_argument("--learn", type=float, default=90, help="seconds of learning, for each drafter")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--batch", type=int, default=2048, help="texts that are written side by side")
+    parser.add_argument("--batch", type=int, default=8192, help="texts that are written side by side")
     parser.add_argument("--length", type=int, default=512, help="tokens of a text")
-    parser.add_argument("--texts", type=int, default=48, help="of a step")
+    parser.add_argument("--texts", type=int, default=64, help="of a step")
     parser.add_argument("--only", default="dflash,dflash2")
     args = parser.parse_args()
     start = time.time()
