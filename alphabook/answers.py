@@ -124,7 +124,7 @@ def read_answer(text: str, opened: bool = False, tools: bool = False) -> dict: #
     "A finished answer, by the same rules."
     return whole(AnswerReader(opened, tools).push(text, final=True))
 
-# %% ../nbs/24b_answers.ipynb #4d18527d
+# %% ../nbs/24b_answers.ipynb #ce3bee1d
 def text_of(content, # string, list of parts, or None
             where: str) -> str: # named in errors
     "The text of a message; ValueError for parts that are not text."
@@ -135,7 +135,9 @@ def text_of(content, # string, list of parts, or None
         if not isinstance(part, dict) or part.get("type") not in ("text", "input_text", "output_text", "refusal"):
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
             raise ValueError(f"{where}: parts of type {kind!r} can't be read: this server reads text")
-    return "\n".join(str(part.get("text") or part.get("refusal") or "") for part in content)
+    texts = [part.get("refusal" if part["type"] == "refusal" else "text", "") for part in content]
+    if not all(isinstance(t, str) for t in texts): raise ValueError(f"{where}: the text of a part must be a string")
+    return "\n".join(texts)
 
 # %% ../nbs/24b_answers.ipynb #0183bb05
 def template_calls(calls, where: str) -> list: # of an assistant's message

@@ -12,15 +12,15 @@ import json
 
 from pydantic import Field
 
-# %% ../nbs/24f_anthropic_api.ipynb #2799d3d8
+# %% ../nbs/24f_anthropic_api.ipynb #5fe44468
 from .answers import AnswerReader, call_id, template_messages, text_of, whole
-from .openai_api import Tokens, chat_prompt, event, forced_form, job_timings, tool_wishes
+from .openai_api import Tokens, chat_prompt, event, forced_form, job_timings, message_of, tool_wishes
 from .service import Answers, ApiError, Sampling, Service, Small, Wish, check_extra
 
-# %% ../nbs/24f_anthropic_api.ipynb #2ee1dbab
+# %% ../nbs/24f_anthropic_api.ipynb #daa5dd0a
 class CountRequest(Sampling):
     "The body of POST /v1/messages/count_tokens."
-    messages: list[dict] = Field(min_length=1, max_length=8192)
+    messages: list[message_of("user", "assistant")] = Field(min_length=1, max_length=8192)
     system: str | list[dict] | None = None
     tools: list[dict] | None = Field(None, max_length=256)
     tool_choice: dict | None = None

@@ -198,7 +198,7 @@ class Engine:
         "A session that keeps its keys and values between prompts."
         return Session(self, min(n_ctx or self.n_ctx, self.n_ctx), drafter=drafter)
 
-# %% ../nbs/23_engine.ipynb #17a0d47b
+# %% ../nbs/23_engine.ipynb #39ef0980
 def words(self: Engine) -> DraftVocabulary:
     "The tokens that a drafter may guess; made when they are first needed."
     if not self.vocabulary: self.vocabulary = DraftVocabulary(self.tokenizer, cut_size(self.mtp_block()))
@@ -238,17 +238,18 @@ def block_model(self: Engine):
     self.draft_block = load_draft(self.model, self.block_file)
     return self.draft_block
 
-AUTO_ON = ("cpu",)                             # devices where drafting has been shown right and worth it
+AUTO_ON = ("cpu",)                             # devices whose prices `Auto` knows; elsewhere the block drafts alone
 
 def new_policy(self: Engine, drafter: str, # auto, mtp, copy, block or none
                cache): # of the session; empty → policy (chapter 17), or None
     "What drafts for a new session."
     check_flags(self.mode, drafter)
-    if drafter == "none" or self.mode == "plain" or drafter == "auto" and self.device not in AUTO_ON: return None
+    has_mtp = self.draft_file or self.cfg.n_mtp and (self.device in BACKENDS or not self.cfg.streams)
+    if drafter == "auto" and self.device not in AUTO_ON: drafter = "mtp" if has_mtp and not self.model.store else "none"
+    if drafter == "none" or self.mode == "plain": return None
     if drafter == "copy": return Alone(CopyDrafter())
     if drafter == "mtp": return Alone(mtp_drafter(self, cache))
     if drafter == "block": return Alone(BlockDrafter(self.block_model(), cache))
-    has_mtp = self.draft_file or self.cfg.n_mtp and (self.device in BACKENDS or not self.cfg.streams)
     mtp = mtp_drafter(self, cache) if has_mtp else None
     block = BlockDrafter(self.block_model(), cache) if may_block(self) else None
     return Auto(self.prices or (lambda: prices_for(self, cache, mtp, block)), mtp, CopyDrafter(), block=block)

@@ -247,7 +247,7 @@ class Matrix:
         self.tiles, self.type, self.R, self.K = tiles, type, R, K
         if tiles.data_ptr() % 16: raise ValueError("tiles must begin at a multiple of 16 bytes")
 
-# %% ../nbs/10f_gpu_products.ipynb #232ed50b
+# %% ../nbs/10f_gpu_products.ipynb #0fa46306
 @dataclass(frozen=True)
 class Plan:
     "How a product is launched."
@@ -271,14 +271,15 @@ def plan(type: str, # a quantized type
          ) -> Plan:
     "Columns, tiles and programs for W rows with T × NB tiles: as measured on an H200."
     heavy = packing(type).group == 16                              # twice the tensor work and more registers
-    if W > 16 and NB > 8: return Plan(32, 3, 4, 4, 0, 3)
+    if W > 32 and NB > 8 or W > 16 and NB > 8 and T >= 1024 and not heavy: return Plan(32, 3, 4, 4, 0, 3)
     RT = max(1, 8//power(NB)) if NB <= 4 else 1
-    if W > 8 and NB > 8: C, programs = (4, 396) if heavy or T >= 512 else (8, 132)
+    if W > 8 and NB > 8: C, programs = (4, 396) if T >= 512 else (8, 264) if heavy or W > 16 else (8, 132)
     elif NB <= 8: C, programs = power(NB), 132 if T <= 264 or W > 8 else 264
-    elif NB <= 16 and not heavy: C, programs = 16, 132
+    elif NB <= 16 and (T < 256 or not heavy): C, programs = 16, 132
     else: C, programs = (4, 528) if T >= 1024 else (8, 264)
     mode = 2 if W > 8 else 0 if NB <= C else 1
-    return Plan(8, C, RT, C*RT, min(-(-T//RT), programs), mode, registers=None if heavy or mode == 2 else 128)
+    limited = C == 8 and (heavy or W > 16) if W > 8 else not heavy
+    return Plan(8, C, RT, C*RT, min(-(-T//RT), programs), mode, registers=128 if limited else None)
 
 # %% ../nbs/10f_gpu_products.ipynb #5c6d3329
 def product(w: Matrix, # quantized weights [R, K]

@@ -6,9 +6,10 @@
 __all__ = ['ROWS_ONLY', 'short_name', 'load_tensor', 'Model', 'Round', 'open_round', 'open_together', 'each_text',
            'project_heads', 'attention_mixer', 'gate_inputs', 'gdn_mixer', 'mixer', 'dense', 'mixture', 'ffn', 'block']
 
-# %% ../nbs/11a_layers.ipynb #22045c17
+# %% ../nbs/11a_layers.ipynb #05c7861d
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -43,7 +44,7 @@ def load_tensor(ops, # backend
     if len(tensor.shape) == 3: return ops.load_experts(data, type)
     return ops.load_matrix(data, type, attr in ROWS_ONLY and not (tied and attr == "token_embd"))
 
-# %% ../nbs/11a_layers.ipynb #61f7a0db
+# %% ../nbs/11a_layers.ipynb #cefdc5a4
 class Model:
     "A model ready to run: its configuration, a backend, and the weights in that backend's form."
     def __init__(self, mf: ModelFile, # the open file; must stay open
@@ -57,7 +58,7 @@ class Model:
         self.experts = experts
         self.cfg, self.ops, kinds = cfg, backend, [cfg.mixer(i) for i in range(cfg.n_layer)]
         self.kv, self.record = kv, True                      # rounds may be recorded, if the backend can
-        self.tapes, self.came = {}, {}                       # recordings; rounds that came, and how often
+        self.tapes, self.came = {}, Counter()                # recordings; rounds that came, and how often
         self.taps = ()                                       # layers whose input rounds leave for others (chapter 18)
         self.layers = [SimpleNamespace(index=i, slot=kinds[:i].count(kind)) for i, kind in enumerate(kinds)]
         self.whole, tensors = SimpleNamespace(rope_freqs=None), model_tensors(mf, cfg)

@@ -59,7 +59,7 @@ def read_stream(lines, # of bytes
     said.predicted_ms = (last - began)*1e3 - said.first_ms if said.pieces else 0.0
     return said
 
-# %% ../nbs/25ca_remote.ipynb #39ad65d8
+# %% ../nbs/25ca_remote.ipynb #4e44e338
 class Remote:
     "An engine behind a URL. `NoPeer` if it isn't there or takes no prompt in any form."
     def __init__(self, url: str, # such as http://127.0.0.1:8080, with or without /v1
@@ -78,7 +78,7 @@ class Remote:
         self.model = model or (known or [None])[0]
         if not self.model: raise NoPeer(f"{url}: it lists no model; give its name (--peer-model)")
         self.form, self.more = None, {}
-        self.facts = dict(name=parts.netloc, model=self.model) | self.props()
+        self.facts = dict(name=parts.netloc, model=self.model.replace("\\", "/").rpartition("/")[2]) | self.props()
 
     def connect(self):
         "A new connection."
@@ -128,7 +128,7 @@ class Remote:
         "Find the strictest form that it takes, on a prompt."
         why = ""
         for form in FORMS:
-            for self.more in (dict(cache_prompt=False), {}):
+            for self.more in (dict(cache_prompt=False, repeat_penalty=1.0), {}):
                 try: said = self.stream(form, ids, text, messages, 2)
                 except ValueError as e: why = why or str(e); continue
                 self.form = form

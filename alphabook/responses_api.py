@@ -12,16 +12,16 @@ import time
 
 from pydantic import Field
 
-# %% ../nbs/24fa_responses_api.ipynb #cde3162d
-from .answers import AnswerReader, call_id, template_messages, text_of
-from .openai_api import (Tokens, chat_logprobs, chat_prompt, event, forced_form, job_timings, tool_wishes,
-                                  wanted_schema)
+# %% ../nbs/24fa_responses_api.ipynb #65e43563
+from .answers import ROLES, AnswerReader, call_id, template_messages, text_of
+from .openai_api import (Tokens, chat_logprobs, chat_prompt, event, forced_form, job_timings, message_of,
+                                  tool_wishes, wanted_schema)
 from .service import Answers, ApiError, Sampling, Service, Wish, check_extra
 
-# %% ../nbs/24fa_responses_api.ipynb #73a85c22
+# %% ../nbs/24fa_responses_api.ipynb #36081e7c
 class ResponsesRequest(Sampling):
     "The body of POST /v1/responses."
-    input: str | list[dict] = Field(min_length=1)
+    input: str | list[message_of(*ROLES[:4], parts=("input_text", "output_text"))] = Field(min_length=1)
     instructions: str | None = None
     max_output_tokens: Tokens | None = None
     tools: list[dict] | None = Field(None, max_length=256)

@@ -6,9 +6,9 @@
 __all__ = ['KINDS', 'QUIET', 'PATIENCE', 'THREADS', 'GRACE', 'Json', 'error_response', 'body_error', 'http_error',
            'handle_errors', 'key_in', 'is_loopback', 'host_of', 'paths_of', 'Guard', 'sse', 'answering',
            'openai_routes', 'model_card', 'anthropic_routes', 'Tokenize', 'Detokenize', 'native_routes', 'piece',
-           'props', 'metrics', 'state_routes', 'bark', 'make_app', 'Server', 'listen', 'serve']
+           'props', 'metrics', 'state_routes', 'bark', 'documented', 'make_app', 'Server', 'listen', 'serve']
 
-# %% ../nbs/24h_server.ipynb #ecc14b31
+# %% ../nbs/24h_server.ipynb #22b2e194
 import asyncio
 import hmac
 import ipaddress
@@ -26,6 +26,7 @@ from contextlib import asynccontextmanager, contextmanager
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
@@ -41,7 +42,7 @@ from .responses_api import ResponsesRequest, responses_answer, responses_stream,
 from .service import Answers, ApiError, Body, Service
 from .turns import CLOSING, Refused, Scheduler
 
-# %% ../nbs/24h_server.ipynb #835a1db3
+# %% ../nbs/24h_server.ipynb #3cd1fca0
 class Json(JSONResponse):
     "JSON that is always valid UTF-8."
     def render(self, content) -> bytes: return dumps(content).encode()
@@ -55,10 +56,10 @@ def error_response(path: str, e: ApiError) -> Json:
     if path.startswith("/v1/messages"):
         kind = KINDS.get(e.status, "api_error")
         body = dict(type="error", error=dict(type=kind, message=e.error["message"], **e.more))
-    asks = {"WWW-Authenticate": 'Basic realm="alphabook: the API key is the password"'} if e.status == 401 else None
-    return Json(body, e.status, asks)
+    asks = {"WWW-Authenticate": 'Basic realm="alphabook: the API key is the password"'} if e.status == 401 else {}
+    return Json(body, e.status, asks | (e.headers or {}))
 
-# %% ../nbs/24h_server.ipynb #fab9cda0
+# %% ../nbs/24h_server.ipynb #810fb5aa
 def body_error(e: RequestValidationError) -> ApiError:
     "The first thing that is wrong with a body: which parameter, and what would be right."
     first = e.errors()[0]
@@ -70,7 +71,9 @@ def body_error(e: RequestValidationError) -> ApiError:
 def http_error(e: HTTPException) -> ApiError:
     "No such path, or not this method."
     kinds = {404: "there is nothing at this path", 405: "this path has other methods"}
-    return ApiError(e.status_code, kinds.get(e.status_code, str(e.detail)), code={404: "not_found"}.get(e.status_code))
+    out = ApiError(e.status_code, kinds.get(e.status_code, str(e.detail)), code={404: "not_found"}.get(e.status_code))
+    out.headers = e.headers                                     # which methods those are
+    return out
 
 def handle_errors(app: FastAPI):
     "Register the shapes of errors. What we didn't foresee is printed here and hidden there."
@@ -174,7 +177,7 @@ class Guard:
             self.fits(n)
         return b"".join(parts)
 
-# %% ../nbs/24h_server.ipynb #8487eae5
+# %% ../nbs/24h_server.ipynb #860c10ac
 def sse(events) -> StreamingResponse: # async generator of strings
     "A stream of events."
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}         # the second is for nginx
@@ -190,7 +193,8 @@ def answering(app: FastAPI, service: Service, path: str, about: str, # what the 
         request.scope["note"].jobs, request.scope["note"].stream = answers.jobs, bool(body.stream)
         if body.stream: return sse(stream(service, answers, *how, body))
         return Json(await answer(service, answers, *how, body))
-    app.post(path, summary=about, operation_id=path.strip("/").replace("/", "_"))(route)
+    also = {200: dict(description="the answer, or its events", content={"text/event-stream": {}})}
+    app.post(path, summary=about, operation_id=path.strip("/").replace("/", "_"), responses=also)(route)
 
 def openai_routes(app: FastAPI, service: Service):
     "Chat completions, completions, responses, models."
@@ -309,7 +313,7 @@ def metrics(s: Scheduler) -> str:
                   for name, m in sorted(s.by_drafter.items())]
     return "\n".join(lines) + "\n"
 
-# %% ../nbs/24h_server.ipynb #3b419b46
+# %% ../nbs/24h_server.ipynb #f4732035
 def state_routes(app: FastAPI, service: Service):
     "Health, properties, metrics, and the chat page."
     page, headers = chat_page()
@@ -324,13 +328,31 @@ def state_routes(app: FastAPI, service: Service):
     @app.get("/props")
     async def properties(): return Json(props(service))
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def counters(): return PlainTextResponse(metrics(service.scheduler), media_type="text/plain; version=0.0.4")
 
 def bark(log: Log, line: str): # a Log or None
     "What the watchdog sees, for people and for the log."
     print(f"watchdog: {line}", file=sys.stderr, flush=True)
     if log and log.to != "-": log.put(event="watchdog", message=line)
+
+def documented(app: FastAPI, key: str) -> dict:
+    "The OpenAPI document, with the errors that are really sent."
+    made = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    word, maybe = dict(type="string"), dict(type=["string", "null"])
+    fields = dict(message=word, type=word, param=maybe, code=maybe)
+    for path, methods in made["paths"].items():
+        held = dict(type=word, message=word) if path.startswith("/v1/messages") else fields
+        error = dict(type="object", required=[*held], properties=held)
+        schema = dict(type="object", required=["error"], properties=dict(error=error))
+        for operation in methods.values():
+            operation["responses"].pop("422", None)
+            operation["responses"]["default"] = dict(description="an error",
+                                                     content={"application/json": dict(schema=schema)})
+            if key and path != "/health": operation["security"] = [dict(key=[])]
+    if key: made["components"]["securitySchemes"] = dict(key=dict(type="http", scheme="bearer"))
+    for name in ("HTTPValidationError", "ValidationError"): made["components"]["schemas"].pop(name, None)
+    return made
 
 THREADS = 3                                    # that read bodies; each comes to hold some megabytes
 
@@ -350,6 +372,7 @@ def make_app(service: Service, key: str = None, local: bool = True, most_bytes: 
     app.add_middleware(Guard, key=key, local=local, most=most_bytes, log=log)
     handle_errors(app)
     for routes in (openai_routes, anthropic_routes, native_routes, state_routes): routes(app, service)
+    app.openapi = lambda: documented(app, key)
     return app
 
 # %% ../nbs/24h_server.ipynb #2a69f917

@@ -22,13 +22,13 @@ from .steering import THINK, Grammars, Thought, log_probs, one_after_another, pe
 from .templates import GuardedTemplate
 from .turns import CLOSING, Job, Refused, Scheduler
 
-# %% ../nbs/24d_service.ipynb #0e3341ca
+# %% ../nbs/24d_service.ipynb #5534f997
 class ApiError(Exception):
     "An error for the client: HTTP status, one line, and OpenAI's fields."
     def __init__(self, status: int, message: str, type: str = "invalid_request_error", param: str = None,
                  code: str = None, **more):
         super().__init__(message)
-        self.status, self.more = status, more
+        self.status, self.more, self.headers = status, more, None
         self.error = dict(message=message, type=type, param=param, code=code, **more)
 
 def refused(e: Refused) -> ApiError:

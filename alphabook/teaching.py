@@ -385,21 +385,22 @@ def write_library(w: dict, c: MiniConfig, corpus: np.ndarray, taps: tuple, secon
         ids, kept = write_texts(w, c, begun, first, taps, heat, rng, seconds)
     return ids, kept, first
 
-# %% ../nbs/29f_teaching.ipynb #9b74763d
+# %% ../nbs/29f_teaching.ipynb #3583250c
 def save_pupil(path: Path, pupil: Pupil, scale: Tensor):
     "Weights, as float16 that the file may be small, and what residuals were multiplied by, (taps,)."
     w = {name: x.detach().half().cpu() for name, x in pupil.w.items()}
     torch.save({'w': w, 'scale': scale.float().cpu()}, path)
 
 def load_pupil(path: Path) -> dict[str, Tensor]:
-    "Weights for residuals as they are."
+    "Weights for residuals as they are. A norm follows `fc`: a common factor keeps it in its blocks' range."
     state = torch.load(path)
-    w, scale = {name: x.float() for name, x in state['w'].items()}, state['scale']
+    w, scale = {name: x.float() for name, x in state['w'].items()}, state['scale'] / state['scale'].min()
     return w | {'fc.weight': (w['fc.weight'].unflatten(1, (len(scale), -1)) * scale[:, None]).flatten(1)}
 
-# %% ../nbs/29f_teaching.ipynb #79a9f86f
+# %% ../nbs/29f_teaching.ipynb #19777fab
 def teach(model: Path, corpus: np.ndarray, out: Path, variants: dict, lesson: Lesson, write: float, learn: float,
-          device: str = 'cuda', batch: int = 2048, length: int = 512, c: MiniConfig = MiniConfig(), say=print) -> dict:
+          device: str = 'cuda', batch: int = 2048, length: int = 512, c: MiniConfig = MiniConfig(), say=print,
+          begin_with: Path | None = None) -> dict:  # what `save_pupil` left of a drafter of the same sizes
     """Write texts for at most `write` seconds, teach each of the `variants` {name: BlockConfig} for `learn` seconds.
     Their weights and `lesson.json` go to `out`."""
     start, rng = time.time(), torch.Generator(device).manual_seed(lesson.seed)
@@ -420,6 +421,10 @@ def teach(model: Path, corpus: np.ndarray, out: Path, variants: dict, lesson: Le
     for name, config in variants.items():
         pupil, begin, curve, shown = Pupil(config, lesson, w['token_embd.weight']), time.time(), [], 0.0
         pupil.w['output_norm.weight'].data.copy_(w['output_norm.weight'])  # the head is used to it
+        if begin_with:
+            for part, x in load_pupil(begin_with).items():
+                x = (x.unflatten(1, (len(scale), -1)) / scale.cpu()[:, None]).flatten(1) if part == 'fc.weight' else x
+                pupil.w[part].data.copy_(x)
         while (progress := (time.time() - begin) / learn) < 1:
             loss = pupil.step(*train, progress)
             if pupil.steps % 50 == 1:

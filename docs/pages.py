@@ -51,9 +51,10 @@ def quality_lines() -> list[str]:
     for model, d in newest.items():
         found = {r["arm"]: r["value"] for r in d["rows"] if r.get("quantization") == "Q4_K_M" and r.get("maker") == "llama.cpp"
                  and r["text"] == "all" and r["unit"] == "KL"}
-        if len(found) == 2: out.append((model, found))
+        bits = [r["bits"] for r in d["rows"] if r.get("quantization") == "Q4_K_M" and r.get("maker") == "llama.cpp" and "bits" in r]
+        if len(found) == 2: out.append((model, found, bits[0]))
     if not out: return []
-    cells = "; ".join(f"{m} {f['alphabook']:.3f} (llama.cpp {f['llama.cpp']:.3f})" for m, f in out)
+    cells = "; ".join(f"{m}, {bits:.1f} bits a weight: {f['alphabook']:.3f} (llama.cpp {f['llama.cpp']:.3f})" for m, f, bits in out)
     return [f"| what a Q4_K_M file loses, run here and by llama.cpp: KL divergence from float32, nats a token | {cells} | "
             f"English, French and code, {d['date']} |"]
 

@@ -176,3 +176,15 @@ def test_what_our_arithmetic_adds_is_at_most_a_tenth_more_than_llama_cpps(path):
         if r.get('maker') and r['unit'] == 'KL' and r['text'] == 'all': found.setdefault((r['quantization'], r['maker']), {})[r['arm']] = r['value']
     ratios = [v['alphabook']/v['llama.cpp'] for v in found.values()]
     assert len(ratios) >= 7 and math.exp(np.mean(np.log(ratios))) <= 1.1 and max(ratios) < 1.25, ratios
+
+
+@pytest.mark.parametrize('path', [p for p in RESULTS if '"maker"' in p.read_text(encoding='utf-8')], ids=lambda p: p.stem)
+def test_excess_perplexity_is_at_most_a_tenth_more_than_llama_cpps(path):
+    "Our file here, next to llama.cpp's file there: all types together, and each by itself within two standard errors."
+    found = {}
+    for r in json.loads(path.read_text(encoding='utf-8'))['rows']:
+        if r.get('maker') == r['arm'] and r['text'] == 'all' and r['unit'].startswith("perplexity ÷ base's"):
+            found.setdefault(r['quantization'], {})[r['arm'], r['unit'].endswith('±')] = r['value']
+    pairs = {q: (v['alphabook', False] - 1, v['llama.cpp', False] - 1, v['alphabook', True]) for q, v in found.items() if ('llama.cpp', False) in v}
+    assert len(pairs) >= 3 and sum(a for a, *_ in pairs.values()) <= 1.1*sum(b for _, b, _ in pairs.values()), pairs
+    assert not [q for q, (a, b, error) in pairs.items() if a - 1.1*b > 2*error], pairs

@@ -381,6 +381,7 @@ BAD = [("/v1/chat/completions", dict(messages=[]), "messages"), ("/v1/chat/compl
        ("/v1/chat/completions", dict(messages="hi"), "messages"), ("/v1/chat/completions", dict(messages=[3]), "messages"),
        ("/v1/chat/completions", dict(messages=[dict(role="king", content="x")]), "messages"),
        ("/v1/chat/completions", dict(messages=[dict(role="user", content=[dict(type="image_url")])]), "messages"),
+       ("/v1/chat/completions", dict(messages=[dict(role="user", content=[dict(type="text", text=5)])]), "messages"),
        ("/v1/chat/completions", dict(messages=CHAT, tools=[{}], tool_choice="required"), "tools"),
        ("/v1/chat/completions", dict(messages=CHAT, tool_choice="required"), "tool_choice"),
        ("/v1/chat/completions", dict(messages=CHAT, response_format=dict(type="yaml")), "response_format"),
@@ -425,6 +426,21 @@ def test_sizes_and_paths(server):
                                ("GET", "/../etc/passwd", 404), ("OPTIONS", "/v1/completions", 405)):
         status, answer = ask(server, method, path)
         assert status == want and "message" in answer["error"], path
+
+def test_the_document_says_what_is_sent(server):
+    document = ask(server, "GET", "/openapi.json")[1]
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            assert {"200", "default"} == set(operation["responses"]), path
+            assert ("security" in operation) == (path != "/health"), path
+    names = [o["operationId"] for methods in document["paths"].values() for o in methods.values()]
+    assert len(set(names)) == len(names) and "v1_chat_completions" in names and "HTTPValidationError" not in json.dumps(document)
+    kinds = document["paths"]["/v1/responses"]["post"]["responses"]["200"]["content"]
+    assert set(kinds) == {"application/json", "text/event-stream"}
+    c = http.client.HTTPConnection(server, timeout=60)
+    c.request("PUT", "/v1/models", headers={"Authorization": f"Bearer {KEY}"})
+    r = c.getresponse()
+    assert r.status == 405 and r.headers["Allow"] == "GET"
 
 def test_the_key(server):
     for path in ("/v1/models", "/props", "/metrics", "/openapi.json", "/", "/nothing", "/v1/chat/completions", "/health/../props"):
@@ -530,7 +546,8 @@ def test_the_log_has_numbers_and_no_text(server, log, engine):
 
 def test_a_template_without_an_end_costs_its_own_requests_and_streams_have_an_end(tmp_path):
     "The file is not trusted; and a server that is asked to stop ends what takes too long, and says so."
-    loops = "{% if messages[0].content == 'loop' %}" + "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3 + "{% endif %}x{{ messages[0].content }}"
+    loops = "{% if messages[0].content == 'loop' %}" + "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3 + "{% endif %}x{{ messages[0].content }}" \
+            "{% if messages[0].content == 'no' %}{{ raise_exception('Not in this place') }}{% endif %}"
     p, address = start("--ctx", 100_000, "--grace", 1, model=with_template(tmp_path / "loops.gguf", loops))
     try:
         talk = lambda text: ask(address, "POST", "/v1/chat/completions", dict(messages=[dict(role="user", content=text)], max_tokens=3), key=None)
@@ -541,6 +558,8 @@ def test_a_template_without_an_end_costs_its_own_requests_and_streams_have_an_en
         (status, answer), ended = late[0]
         assert status == 400 and "chat template: it takes longer than 5 s" == answer["error"]["message"] and ended - begun < 9
         assert talk("fine")[0] == 200
+        status, answer = talk("no")                                                       # llama.cpp#20733
+        assert status == 400 and "Not in this place" in answer["error"]["message"]
         endless = dict(prompt="x", max_tokens=90_000, logit_bias={"0": -100, "2": -100}, stream=True)
         out = []
         def listen():

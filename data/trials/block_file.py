@@ -3,8 +3,9 @@
     python data/trials/block_file.py RUN dflash -o data/models/alphabook-mini-dflash.gguf
     python data/trials/block_file.py RUN dflash --results data/results/h200/block-training-DATE.json [--log FILE]
 
-The second one keeps the figures instead; FILE is what an earlier run printed, if its files are gone. RUN holds dflash.pt and lesson.json. How often each guess was right on the texts that were held back goes into the file as
-`alphabook.hopes`: the rate of a guess, given that those before it were right."""
+The second one keeps the figures instead; FILE is what an earlier run printed, if its files are gone. RUN holds dflash.pt and lesson.json. `alphabook.hopes` is the rate of each guess, given that those
+before it were right: on the texts that were held back, or, with --hopes FILE, as data/trials/block_lengths.py measured it on
+prompts, which is less, for held-back texts are long and say things again."""
 import argparse
 import datetime
 import json
@@ -26,6 +27,11 @@ def hopes(counts: list) -> list: # texts with 0, 1, 2, … leading guesses right
     alive = np.cumsum(counts[::-1])[::-1]
     return [float(b/max(a, 1)) for a, b in zip(alive, alive[1:])]
 
+
+def measured(result: dict) -> list: # of data/trials/block_lengths.py
+    "The same from the mean chain over sets, greedy and sampled."
+    chain = np.mean([r["values"] for r in result["rows"] if r["arm"] == "block" and r["unit"] == "chain"], 0)
+    return [float(b/max(a, 1e-9)) for a, b in zip([1.0, *chain], chain)]
 
 def lesson_rows(lesson: dict) -> list: # of the published schema
     "What a run says about its drafters."
@@ -55,6 +61,7 @@ def main():
     parser.add_argument("name", choices=("dflash", "dflash2"))
     parser.add_argument("-o", dest="out", type=Path)
     parser.add_argument("--results", type=Path)
+    parser.add_argument("--hopes", type=Path)
     parser.add_argument("--log", type=Path)
     args = parser.parse_args()
     lesson = json.loads((args.run/"lesson.json").read_text())
@@ -71,7 +78,8 @@ def main():
         names = {k: mf.meta[k] for k in ("general.license",) if k in mf.meta}
     meta = {"general.name": "alphabook-mini block drafter", "general.basename": "alphabook-mini", **names,
             "general.description": "A block drafter (DFlash) for alphabook-mini, trained on what that model writes",
-            "alphabook.hopes": np.array(hopes(run["lengths"]), np.float32)}
+            "alphabook.hopes": np.array(measured(json.loads(args.hopes.read_text())) if args.hopes else hopes(run["lengths"]),
+                                        np.float32)}
     export_block(args.out, load_pupil(args.run/f"{args.name}.pt"), config, meta)
     print(f"{args.out}: {args.out.stat().st_size:,} bytes; hopes", *(f"{h:.3f}" for h in meta["alphabook.hopes"]))
 

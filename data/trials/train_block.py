@@ -31,6 +31,8 @@ def main():
     parser.add_argument("--batch", type=int, default=8192, help="texts that are written side by side")
     parser.add_argument("--length", type=int, default=512, help="tokens of a text")
     parser.add_argument("--texts", type=int, default=64, help="of a step")
+    parser.add_argument("--begin-with", type=Path, help="weights of an earlier run (one drafter only)")
+    parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--only", default="dflash,dflash2")
     args = parser.parse_args()
     start = time.time()
@@ -41,8 +43,8 @@ def main():
     variants = {name: variants[name] for name in args.only.split(",")}
     corpus = np.fromfile(args.corpus, np.uint16)
     say(f"torch {torch.__version__}, {len(corpus):,} ids of corpus")
-    try: teach(args.model, corpus, args.out, variants, Lesson(texts=args.texts), args.write, args.learn, args.device,
-               args.batch, args.length, say=say)
+    try: teach(args.model, corpus, args.out, variants, Lesson(texts=args.texts, lr=args.lr), args.write, args.learn, args.device,
+               args.batch, args.length, say=say, begin_with=args.begin_with)
     except Exception:
         (args.out/"error.txt").write_text(traceback.format_exc())
         raise
