@@ -236,7 +236,7 @@ def confirm(out, commit):
                              drafter="none", value=b, unit="rows different", n=n, spread=None))
     write_golden(known)
     head = dict(topic="gpu-records", device="h200", date=datetime.date.today().isoformat(), commit=commit, command="python data/trials/gpu_models.py card", contract_version=CONTRACT_VERSION,
-                seconds=report["seconds"], not_finished=[c["model"] for c in report["checks"] if "failed" in c or "errors" in c])
+                seconds=report["seconds"], not_finished=sorted({c["model"] for c in report["checks"] if "failed" in c or c.get("errors")}))
     text = json.dumps(head, indent=1)[:-2] + ',\n "rows": [\n' + ",\n".join("  " + json.dumps(r) for r in rows) + "\n ]\n}\n"
     (ROOT/"data"/"results"/"h200"/f"gpu-records-{head['date']}.json").write_text(text)
 
