@@ -91,7 +91,7 @@ class Experts:
                  type: str, R: int, K: int):
         self.tiles, self.type, self.E, self.R, self.K = tiles, type, len(tiles), R, K
 
-# %% ../nbs/10g_gpu_experts.ipynb #fd95ff0c
+# %% ../nbs/10g_gpu_experts.ipynb #1541fa98
 def expert_product(w: Experts, # quantized weights [E, R, K]
                    acts: Acts, # N rows, or N/per rows
                    tasks: Tasks, # of N rows
@@ -104,7 +104,8 @@ def expert_product(w: Experts, # quantized weights [E, R, K]
     q, m = (v.view(torch.int32) for v in (acts.q, acts.m8 if packing(w.type).groups == 8 else acts.m16))
     launch(expert_kernel, (p.programs, tasks.most), w.tiles, q, acts.a, acts.s, m, acts.d, y, tasks.rows,
            tasks.start, tasks.expert, tasks.count, w.R, T, NB, S=-(-acts.W//8)*8, TYPE=w.type, NC=p.NC, C=p.C, RT=p.RT,
-           MODE=p.mode, PER=per if tasks.listed else -per, LISTED=tasks.listed, warps=p.warps, stages=1, registers=p.registers)
+           MODE=p.mode, PER=per if tasks.listed else -per, LISTED=tasks.listed, warps=p.warps, stages=1,
+           registers=p.registers)
     return y
 
 def expert_plan(tasks: Tasks,
