@@ -206,15 +206,15 @@ class ProductTape:
         plays = [self.play() for _ in range(n)]
         return {unit: median(p[unit] for p in plays) for unit in plays[0]}
 
-# %% ../nbs/25b_limits.ipynb #c134e639
+# %% ../nbs/25b_limits.ipynb #8d1d6912
 def outside_tape(model: Model, cache, prompt, # an empty cache
                  n: int, # rounds
                  ): # (seconds of n rounds, seconds of their tapes); None if rounds can't be recorded
     "Decode, and play each round's tape once more."
-    if recorded(model, cache, prompt[:1], 1) is None: return None
+    if recorded(model, [(cache, prompt[:1])], 1) is None: return None
     logits, round_time, tape_time = prefill(model, cache, prompt), 0.0, 0.0
     for _ in range(n):
-        tape = recorded(model, cache, [0], 1)
+        tape = recorded(model, [(cache, [0])], 1)
         t0 = time.perf_counter()
         logits = run_round(model, cache, [argmax(logits)])[0]
         t1 = time.perf_counter()

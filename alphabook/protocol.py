@@ -10,7 +10,7 @@ __all__ = ['TEXT', 'PROMPT', 'DECODED', 'LONG', 'START', 'summarise', 'fixed_ids
            'open_peer', 'cold_starts', 'check_room', 'measure', 'bench', 'figure', 'general_table', 'wide_table',
            'table', 'write_result']
 
-# %% ../nbs/25c_protocol.ipynb #b3de46dc
+# %% ../nbs/25c_protocol.ipynb #7322ce44
 import datetime
 import hashlib
 import json
@@ -39,7 +39,7 @@ from .layers import Model
 from .limits import ProductTape, bytes_per_token, kernel_seconds, kinds, python_share, read_buffer, read_speed
 from .modelfile import summary
 from .peer import NoPeer, Peer
-from .rounds import prefill, recorded, run_round
+from .rounds import Recorded, prefill, recorded, run_round
 from .tape import NotRecordable
 
 # %% ../nbs/25c_protocol.ipynb #f7a6c7ec
@@ -70,7 +70,7 @@ def digest(rows) -> str: # list of float32 [n_vocab]
     for row in rows: h.update(np.ascontiguousarray(row, "<f4").tobytes())
     return h.hexdigest()
 
-# %% ../nbs/25c_protocol.ipynb #4c21212d
+# %% ../nbs/25c_protocol.ipynb #ffa32564
 def decode_turn(model: Model, cache, prompt, # cache to be emptied; ids
                 n: int, # tokens to generate
                 ): # (seconds of n rounds, ids, hash of n rows)
@@ -78,7 +78,7 @@ def decode_turn(model: Model, cache, prompt, # cache to be emptied; ids
     cache.rollback(0)
     logits, seconds, ids, rows = prefill(model, cache, prompt), 0.0, [], []
     for _ in range(n):
-        recorded(model, cache, ids[-1:] or prompt[:1], 1)
+        recorded(model, [(cache, ids[-1:] or prompt[:1])], 1)
         start = time.perf_counter()
         ids.append(argmax(logits))
         logits = run_round(model, cache, ids[-1:])[0]
@@ -87,7 +87,7 @@ def decode_turn(model: Model, cache, prompt, # cache to be emptied; ids
         rows.append(logits)
     return seconds, ids, digest(rows)
 
-# %% ../nbs/25c_protocol.ipynb #692a6732
+# %% ../nbs/25c_protocol.ipynb #309b275e
 def verify_turn(model: Model, cache, prompt, ids, # the text of `decode_turn`
                 width: int, # rows of a round
                 ): # (seconds of each whole round, hash of len(ids) rows)
@@ -97,7 +97,7 @@ def verify_turn(model: Model, cache, prompt, ids, # the text of `decode_turn`
     times, rows = [], []
     for at in range(0, len(ids), width):
         drafts = ids[at:at + width]
-        recorded(model, cache, drafts, len(drafts))
+        recorded(model, [(cache, drafts)], len(drafts))
         start = time.perf_counter()
         logits = run_round(model, cache, drafts)
         cache.commit(cache.n + len(logits))
@@ -113,11 +113,14 @@ def prompt_turn(model: Model, cache, prompt): # (seconds, hash of the last row)
     logits = prefill(model, cache, prompt)
     return time.perf_counter() - start, digest([logits])
 
-# %% ../nbs/25c_protocol.ipynb #6d3162f5
+# %% ../nbs/25c_protocol.ipynb #f0b8a2a3
 def record_turn(model: Model, prompt): # seconds; None if rounds can't be recorded
     "Record a round of one row on a new cache."
-    cache, start = model.new_cache(len(prompt) + 1, keep=0), time.perf_counter()
-    return time.perf_counter() - start if recorded(model, cache, prompt[:1], 1) else None
+    text = [(model.new_cache(len(prompt) + 1, keep=0), prompt[:1])]
+    if recorded(model, text, 1) is None: return None
+    start = time.perf_counter()
+    Recorded(model, text, 1)
+    return time.perf_counter() - start
 
 # %% ../nbs/25c_protocol.ipynb #4d3a0055
 def peak_bytes() -> int: # bytes
@@ -214,7 +217,7 @@ def round_turns(engine: Engine, ids, # the text that follows the prompt
             *(Turn("plain", w, PROMPT + n, lambda w=w: verify(w)) for w in widths),
             Turn("plain again", 1, PROMPT + n, decode)]
 
-# %% ../nbs/25c_protocol.ipynb #da96e968
+# %% ../nbs/25c_protocol.ipynb #6529e9ea
 def inside_turns(engine: Engine, n: int, # rounds
                  widths) -> list: # of Turn
     "Python's share of a round, the kernels' shares of its tape at the smallest and the largest width, recording."
@@ -227,7 +230,7 @@ def inside_turns(engine: Engine, n: int, # rounds
     def kernels(width):
         cache.rollback(0)
         prefill(model, cache, prompt)
-        r, ids = recorded(model, cache, prompt[:width], width), fixed_ids(engine, width)
+        r, ids = recorded(model, [(cache, prompt[:width])], width), fixed_ids(engine, width)
         if r is None: return {}, {}
         run_round(model, cache, ids)
         times = kernel_seconds(r.tape)
