@@ -81,7 +81,7 @@ def run_block(own: Model, cache: Cache, anchor: int, rows: int) -> list: # of (i
     else: best = guesses(own, enter(own, ids), r := open_round(own, cache, ids), np.full(rows, r.positions[-1]))
     return [(int(id[0]), float(part[0])) for id, part in best]
 
-# %% ../nbs/18a_blockdrafter.ipynb #2e9648ed
+# %% ../nbs/18a_blockdrafter.ipynb #cbc41add
 class BlockDrafter:
     "Guesses by a block drafter; `committed` after every round, `rollback` when the text is cut."
     name = "block"
@@ -94,6 +94,7 @@ class BlockDrafter:
         self.hopes = own.draft.hopes[:self.depth]
         if not 1 <= self.depth <= most: raise ValueError(f"this drafter's blocks have 1 to {most} guesses, not {depth}")
         self.cache, self.waiting, self.known = own.new_cache(text.n_ctx + 2*CHUNK), [], 0
+        self.blind = False                     # whether taps are missing: no guesses then, until the text is cut there
 
     @property
     def n(self) -> int: return self.cache.n    # positions that were absorbed
@@ -104,9 +105,8 @@ class BlockDrafter:
         new = len(ids) - self.known
         if new < 1: return
         taps = getattr(self.text, "taps", None) or []
-        if len(taps) != len(self.own.draft.taps) or len(taps[0]) < new:
-            raise RuntimeError(f"a block drafter was not told of a round: {new} positions are new")
-        self.waiting.append(np.concatenate([t[:new] for t in taps], 1))
+        if len(taps) != len(self.own.draft.taps) or len(taps[0]) < new: self.blind = True  # a text that was loaded
+        if not self.blind: self.waiting.append(np.concatenate([t[:new] for t in taps], 1))
         self.known = len(ids)
         if self.known - self.n >= CHUNK: self.catch_up()
 
@@ -121,17 +121,18 @@ class BlockDrafter:
         if n < self.known: self.catch_up()
         self.known = min(self.known, n)
         self.cache.rollback(min(self.n, self.known))
+        if self.n >= self.known: self.blind = False
 
     def reset(self): self.rollback(0)
 
-# %% ../nbs/18a_blockdrafter.ipynb #d21e9f4d
+# %% ../nbs/18a_blockdrafter.ipynb #86058b76
 def draft(self: BlockDrafter, ids, # the text, whose last token the trunk has not read
           n: int = 64, # most drafts
           worth: float = 0.0, # a chain that is less likely to hold ends, too
           trust = float): # function: what a confidence is worth → (ids, confidences)
     "Guess the tokens behind the text, until one is too unlikely."
     drafts, parts, chain = [], [], 1.0
-    if n < 1 or not self.known: return drafts, parts
+    if n < 1 or not self.known or self.blind: return drafts, parts
     self.catch_up()
     for id, part in run_block(self.own, self.cache, int(ids[-1]), self.depth + 1)[:n]:
         chain *= trust(part)

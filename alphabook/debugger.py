@@ -74,7 +74,7 @@ class Announced(list):
             yield part
         self.tell(None)
 
-# %% ../nbs/12b_debugger.ipynb #0d4ddc37
+# %% ../nbs/12b_debugger.ipynb #ce7c2134
 class Tracer:
     "Shows results of a model's operations, for rows of a given text."
     def __init__(self, model, ids, # the text
@@ -88,7 +88,7 @@ class Tracer:
     def begin(self, texts):
         "Rows of a round: their positions, all of them and those of each text."
         self.all = [p for cache, rows in texts for p in places(cache, rows, self.ids)]
-        self.at, self.part, self.layer, self.times = self.all, 0, None, {}
+        self.at, self.part, self.layer, self.times, self.several = self.all, 0, None, {}, len(texts) > 1
 
     def tell(self, rows): # slice, or None
         "From now on these rows are worked on; None: all."
@@ -97,6 +97,7 @@ class Tracer:
     def show(self, name: str, args, out):
         "Look at a result."
         if self.at is None: return                            # between rounds: replays
+        if name == "joined" and self.several and not self.part: return           # rows of all texts, put together
         tensors = [self.names[id(a)] for a in flat(args) if id(a) in self.names]
         if tensors: self.layer = tensors[0][0]
         for i, x in enumerate(results(name, args, out, len(self.at))):

@@ -95,7 +95,7 @@ def test_rounds_that_draft_for_themselves(engines, monkeypatch):
 def test_logits_are_the_cpus(engines, monkeypatch, drafter):
     "Rounds whose logits somebody wants to see are judged by the host; drafts come from the device's block."
     gpu, want = engines
-    assert gpu.session(64, drafter="auto").policy is None                 # not before it has been shown right on a card
+    assert gpu.session(64, drafter="auto").policy.drafter.name == "mtp"   # the block alone, where prices are not a CPU's
     monkeypatch.setattr("alphabook.engine.AUTO_ON", ("cpu", "cuda"))
     gpu.prices = Prices({1: 1e-3, 32: 1.1e-3}, 1e-5)
     telling(monkeypatch, [*PROMPT, *want["greedy"].token_ids], (8,))

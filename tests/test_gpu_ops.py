@@ -119,7 +119,7 @@ def test_attention_of_any_width_and_any_division_of_work(rng, monkeypatch):
     monkeypatch.setattr(attention, 'WAVES', 1)                                                # one program for all tiles
     assert same(run(slice(2, 5)), want[2:5])
     monkeypatch.setattr(attention, 'SCRATCH', 1)                                              # eight heads a launch
-    monkeypatch.setattr(attention, 'heads_of', lambda D: 2)
+    monkeypatch.setattr(attention, 'heads_of', lambda D, W: 2)
     assert same(run(slice(0, 4)), want[:4])
 
 

@@ -17,7 +17,6 @@ def alone(folder: Path, *command, **more):
 @pytest.fixture(scope='module')
 def unpacked(tmp_path_factory):
     "A folder with the wheel's content under site/, built from what git knows and what is new."
-    pytest.importorskip('setuptools'); pytest.importorskip('setuptools.build_meta')
     folder = tmp_path_factory.mktemp('wheel')
     files = subprocess.run(['git', 'ls-files', '-co', '--exclude-standard'], cwd=ROOT, text=True, capture_output=True)
     if files.returncode: pytest.skip('not a git checkout')
