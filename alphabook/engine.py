@@ -198,7 +198,7 @@ class Engine:
         "A session that keeps its keys and values between prompts."
         return Session(self, min(n_ctx or self.n_ctx, self.n_ctx), drafter=drafter)
 
-# %% ../nbs/23_engine.ipynb #39ef0980
+# %% ../nbs/23_engine.ipynb #87a6bc5d
 def words(self: Engine) -> DraftVocabulary:
     "The tokens that a drafter may guess; made when they are first needed."
     if not self.vocabulary: self.vocabulary = DraftVocabulary(self.tokenizer, cut_size(self.mtp_block()))
@@ -238,14 +238,15 @@ def block_model(self: Engine):
     self.draft_block = load_draft(self.model, self.block_file)
     return self.draft_block
 
-AUTO_ON = ("cpu",)                             # devices whose prices `Auto` knows; elsewhere the block drafts alone
+AUTO_ON = ("cpu",)                             # devices whose prices `Auto` knows; on a GPU the block drafts alone
 
 def new_policy(self: Engine, drafter: str, # auto, mtp, copy, block or none
                cache): # of the session; empty → policy (chapter 17), or None
     "What drafts for a new session."
     check_flags(self.mode, drafter)
     has_mtp = self.draft_file or self.cfg.n_mtp and (self.device in BACKENDS or not self.cfg.streams)
-    if drafter == "auto" and self.device not in AUTO_ON: drafter = "mtp" if has_mtp and not self.model.store else "none"
+    if drafter == "auto" and self.device not in AUTO_ON:
+        drafter = "mtp" if has_mtp and self.device == "cuda" and not self.model.store else "none"
     if drafter == "none" or self.mode == "plain": return None
     if drafter == "copy": return Alone(CopyDrafter())
     if drafter == "mtp": return Alone(mtp_drafter(self, cache))
