@@ -134,7 +134,7 @@ def serve_flags(p: Parser):
     p.add_argument("--grace", type=float, default=10.0, metavar="S",
                    help="seconds that answers get to finish when the server is asked to stop (default 10)")
 
-# %% ../nbs/28_cli.ipynb #be05b809
+# %% ../nbs/28_cli.ipynb #d9b7753b
 def make_parser() -> Parser:
     "The whole command line."
     p = Parser(prog="alphabook", description=alphabook.__doc__)
@@ -160,7 +160,7 @@ def make_parser() -> Parser:
     f.add_argument("name")
     n = commands.add_parser("plan", help="what a file needs, what this machine has, what would be chosen, how fast")
     n.add_argument("file", nargs="?", help="GGUF file or the name of a fetched model; default: the bundled one")
-    n.add_argument("--vram", type=size, metavar="SIZE", help="GPU memory that may be used (plans are made for CPUs only)")
+    n.add_argument("--vram", type=size, metavar="SIZE", help="GPU memory that may be used (plans are for CPUs)")
     n.add_argument("--ram", type=size, metavar="SIZE", help="RAM that may be used; default: what is free, less 1 GiB")
     n.add_argument("--drafter", help="as of generate; default: chosen")
     s = commands.add_parser("synth", help="write a model with random weights in a published shape")
