@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['KINDS', 'READ', 'CHUNKS', 'greedy_ids', 'one_row', 'Text', 'make_text', 'Subject', 'Skip', 'Arm', 'Kind', 'register',
-           'wide', 'width_arm', 'different', 'judge', 'wrong', 'reject_arm', 'replay_arm', 'share_rounds',
-           'rotation_arm', 'neighbour_arm', 'chunk_arm', 'reuse_arm', 'restore_arm', 'eager_arm', 'run_arms']
+           'wide', 'read_in_rounds', 'width_arm', 'different', 'judge', 'wrong', 'reject_arm', 'replay_arm',
+           'share_rounds', 'rotation_arm', 'neighbour_arm', 'chunk_arm', 'reuse_arm', 'restore_arm', 'eager_arm',
+           'run_arms']
 
 # %% ../nbs/12a_arms.ipynb #982fcadb
 import copy
@@ -104,18 +105,25 @@ def register(name: str, # of the arms; {} in it stands for the parameter
 
 def wide(subject: Subject) -> list: return [w for w in subject.widths if w > 1]
 
-# %% ../nbs/12a_arms.ipynb #fb031652
+# %% ../nbs/12a_arms.ipynb #31c888ed
+def read_in_rounds(model: Model, text: Text, rows, # function (number of a round, its position) → how many rows
+                   after): # function (rows of a round), called when they are committed
+    "The text: its beginning as a prompt, then rounds whose drafts are all right; yields (position, logits)."
+    ids, cache = text.ids, model.new_cache(len(text.ids))
+    yield text.start - 1, prefill(model, cache, ids[:text.start])
+    for turn in count():
+        pos = cache.n
+        tokens = ids[pos:pos + rows(turn, pos)]
+        if not tokens: return
+        yield from enumerate(run_round(model, cache, tokens), pos)
+        cache.commit(pos + len(tokens))
+        after(len(tokens))
+
 @register("width {}", wide)
 def width_arm(subject: Subject, text: Text, width: int, arm: Arm):
     "Verify rounds of `width` rows whose drafts are all right, and now and then one row."
-    model, ids, cache = subject.model, text.ids, subject.model.new_cache(len(text.ids))
-    yield text.start - 1, prefill(model, cache, ids[:text.start])
-    for turn in count():
-        pos, rows = cache.n, ids[cache.n:cache.n + (1 if turn % 4 == 3 else width)]
-        if not rows: return
-        yield from enumerate(run_round(model, cache, rows), pos)
-        cache.commit(pos + len(rows))
-        arm.work += len(rows) - 1
+    def done(rows): arm.work += rows - 1
+    yield from read_in_rounds(subject.model, text, lambda turn, _: 1 if turn % 4 == 3 else width, done)
 
 # %% ../nbs/12a_arms.ipynb #3e8a7e46
 def different(logits, want) -> int: # float32 [n] both → how many differ in a bit; at least 1 if not finite

@@ -5,17 +5,16 @@
 # %% auto #0
 __all__ = ['KEEP_FREE', 'RESIDENCIES', 'needed_bytes', 'card_bytes', 'model_under', 'on_card', 'card_arm']
 
-# %% ../nbs/20c_residency.ipynb #a1f88a61
+# %% ../nbs/20c_residency.ipynb #40eb063d
 import numpy as np
 import torch
 
-from .arms import Arm, Subject, Text, register
+from .arms import Arm, Subject, Text, read_in_rounds, register
 from .config import ModelConfig
 from .gpu_rounds import WIDTHS
 from .gpu_verdicts import GpuModel
 from .kv import EXACT_KV
 from .resolved import ExpertStore, device_bytes, joins_shared, make_banks
-from .rounds import prefill, run_round
 
 # %% ../nbs/20c_residency.ipynb #c7817182
 KEEP_FREE = 1 << 30                            # bytes of a card that are left alone, if no cap is given
@@ -51,7 +50,7 @@ def model_under(mf, cfg: ModelConfig, vram: int = None, # cap in bytes; None: wh
     model.most_rows = WIDTHS[-1]
     return model
 
-# %% ../nbs/20c_residency.ipynb #dbe13501
+# %% ../nbs/20c_residency.ipynb #292d62ba
 RESIDENCIES = dict(all=dict(part=1.0), none=dict(part=0.0), random=dict(part=0.5), adaptive=dict(part=1/3))
 
 def on_card(subject: Subject) -> tuple: # residencies
@@ -64,15 +63,10 @@ def card_arm(subject: Subject, text: Text, which: str, arm: Arm):
     "The text with its experts here and there."
     store = ExpertStore(subject.mf, subject.model.cfg, **RESIDENCIES[which])
     model = GpuModel(subject.mf, subject.model.cfg, kv=subject.model.kv, store=store)
-    rng, ids = np.random.default_rng(0), text.ids
-    model.most_rows = WIDTHS[-1]
-    cache = model.new_cache(len(ids))
-    yield text.start - 1, prefill(model, cache, ids[:text.start])
-    while cache.n < len(ids):
-        pos, rows = cache.n, ids[cache.n:cache.n + (1, 1, 5)[cache.n % 3]]
-        yield from enumerate(run_round(model, cache, rows), pos)
-        cache.commit(pos + len(rows))
+    rng, model.most_rows = np.random.default_rng(0), WIDTHS[-1]
+    def done(rows):
         if which == "random": store.shuffle(rng)
-        arm.work += len(rows)
+        arm.work += rows
+    yield from read_in_rounds(model, text, lambda _, pos: (1, 1, 5)[pos % 3], done)
     if (store.misses > 0) == (which == "all"): arm.work = 0                      # it has not been what it is called
     store.end()

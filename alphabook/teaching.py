@@ -8,7 +8,7 @@ __all__ = ['delta_step', 'Writer', 'load_weights', 'write_texts', 'BlockConfig',
            'Lesson', 'Pupil', 'right_lengths', 'block_keys', 'export_block', 'write_library', 'save_pupil',
            'load_pupil', 'teach']
 
-# %% ../nbs/29f_teaching.ipynb #345a72c9
+# %% ../nbs/29f_teaching.ipynb #2503bcc2
 import json
 import math
 import time
@@ -24,7 +24,7 @@ import alphabook.scales  # the writers of K-quants
 from .blocks import decode, quantize
 from .mini import MiniConfig, attention_layer, layer_weights, mixture, rms, rope_tables, rotate, unit
 from .modelfile import ModelFile, write_gguf
-from .training import Muon
+from .training import Optimizers, learning_rate
 
 # %% ../nbs/29f_teaching.ipynb #123e087a
 def delta_step(x: Tensor, w: dict, c: MiniConfig, columns: Tensor, S: Tensor) -> Tensor:
@@ -283,7 +283,7 @@ class Lesson:
     gamma: float = 4.0  # see `block_loss`
     seed: int = 1
 
-# %% ../nbs/29f_teaching.ipynb #c0769a74
+# %% ../nbs/29f_teaching.ipynb #25b98c00
 class Pupil:
     "A drafter, its optimizers, and one step after the other."
 
@@ -291,10 +291,9 @@ class Pupil:
         self.c, self.lesson, self.table, self.steps = c, lesson, table, 0
         device = table.device
         self.w = first_block(c, lesson.seed, device)
-        turn = [name for name, x in self.w.items() if x.ndim == 2 and 'cessor' not in name]
-        self.muon = Muon([self.w[name] for name in turn])
-        self.adam = torch.optim.AdamW([x for name, x in self.w.items() if name not in turn], lr=0.0, betas=(0.9, 0.95),
-                                      weight_decay=0.0, fused=table.is_cuda)
+        turning = [x for name, x in self.w.items() if x.ndim == 2 and 'cessor' not in name]
+        rest = [x for name, x in self.w.items() if x.ndim != 2 or 'cessor' in name]
+        self.optimizers = Optimizers(turning, rest)
         self.rope = rope_tables(MiniConfig(rope_dim=c.head_dim, rope_theta=c.rope_theta), c.n_ctx, device)
         self.rng = torch.Generator(device).manual_seed(lesson.seed)
 
@@ -315,13 +314,7 @@ class Pupil:
             loss = block_loss(self.w, self.c, self.table, text, self.states(text, kept[some], anchors), anchors,
                               self.lesson.gamma)
         loss.backward()
-        lr = self.lesson.lr * min((self.steps + 1) / self.lesson.warmup, 1.0, max(0.01, (1 - progress) / 0.6))
-        self.adam.param_groups[0]['lr'] = lr / 2
-        torch.nn.utils.clip_grad_norm_(self.adam.param_groups[0]['params'], 1.0)
-        self.adam.step()
-        self.muon.step(lr)
-        for p in self.w.values():
-            p.grad = None
+        self.optimizers.step(learning_rate(self.lesson.lr, self.lesson.warmup, self.steps, progress))
         self.steps += 1
         return loss.detach()
 

@@ -9,7 +9,7 @@ __all__ = ['ROLES', 'READERS', 'LUMP', 'NOW', 'HITS', 'MISSES', 'PROMPT', 'WANTE
            'find_missing', 'look_ahead', 'ring_ahead', 'settle', 'resize', 'fit', 'set_ram', 'claim', 'before', 'after',
            'reading', 'ready', 'shuffled', 'budget_for', 'with_slots', 'residency_arm']
 
-# %% ../nbs/21b_tiers.ipynb #1c931be3
+# %% ../nbs/21b_tiers.ipynb #1769a886
 import ctypes
 import math
 import threading
@@ -21,7 +21,7 @@ from types import SimpleNamespace
 import numpy as np
 
 import alphabook.cpu_streams as cpu_backend
-from .arms import Arm, Subject, Text, register
+from .arms import Arm, Subject, Text, read_in_rounds, register
 from .blocks import FLOAT_TYPES
 from .config import ModelConfig, model_tensors
 from .cpu_experts import packed_bytes
@@ -29,7 +29,6 @@ from .cpu_packing import _NO_WORDS, Matrix, packer, packing
 from .experts import Uses, find_ranking, lfru, may_leave, prior_from
 from .layers import ROWS_ONLY, Model, short_name
 from .reading import BLOCK, ReadError, Source, give_back, page_memory
-from .rounds import prefill, run_round
 from .tape import call, empty, kernel, share
 
 # %% ../nbs/21b_tiers.ipynb #56d8964c
@@ -444,7 +443,7 @@ def ready(self: Store) -> dict: # what was read, and how fast
 
 Store.ready = ready
 
-# %% ../nbs/21b_tiers.ipynb #1c0261b6
+# %% ../nbs/21b_tiers.ipynb #05bb0062
 RESIDENCIES = "all", "none", "random", "adaptive"
 
 def shuffled(store: Store, rng):
@@ -472,13 +471,8 @@ def residency_arm(subject: Subject, text: Text, which: str, arm: Arm):
                   ahead=which == "adaptive")
     store.claim = lambda cache: None                          # of this text's keys and values the budget knows nothing
     model, rng = Model(subject.mf, subject.model.cfg, cpu_backend, experts=store), np.random.default_rng(0)
-    ids = text.ids
-    cache = model.new_cache(len(ids))
-    yield text.start - 1, prefill(model, cache, ids[:text.start])
-    while cache.n < len(ids):
-        pos, rows = cache.n, ids[cache.n:cache.n + (1, 1, 5)[cache.n % 3]]
-        yield from enumerate(run_round(model, cache, rows), pos)
-        cache.commit(pos + len(rows))
+    def done(rows):
         if which == "random": shuffled(store, rng)
-        arm.work += len(rows)
+        arm.work += rows
+    yield from read_in_rounds(model, text, lambda _, pos: (1, 1, 5)[pos % 3], done)
     if (store.numbers[MISSES] > 0) == (which == "all"): arm.work = 0             # it has not been what it is called
