@@ -96,11 +96,15 @@ def shapes():
     pytest.importorskip("triton"); pytest.importorskip("torch")
     return {like: facts(like, mtp=mtp) for like, mtp in (("qwen3-0.6b", 0), ("qwen3.6-35b-a3b", 1))} | dict(of=facts)
 
-def test_a_card_needs_what_the_store_says(tiny_model):
+def test_a_card_needs_what_the_store_says(tiny_model, tmp_path):
     pytest.importorskip("triton"); pytest.importorskip("torch")
     from alphabook.residency import needed_bytes
-    for family, type in (("qwen35moe", "Q4_0"), ("gpt-oss", "MXFP4"), ("qwen3", "Q8_0"), ("qwen3moe", "F16")):
-        with ModelFile(tiny_model(family, type)) as mf:
+    from alphabook.fetch import resolve_model
+    from alphabook.synth import synth
+    joined = synth("tiny-qwen35moe", "Q4_0", tmp_path/"m.gguf", n_layers=2, n_embd=64, n_ff_shared=32, n_ff_expert=32)     # the shared one has a slot
+    some = [tiny_model(*f) for f in (("qwen35moe", "Q4_0"), ("gpt-oss", "MXFP4"), ("qwen3", "Q8_0"), ("qwen3moe", "F16"))]
+    for family in (*some, joined, resolve_model(None)):
+        with ModelFile(family) as mf:
             cfg = load_config(mf)
             f = card_facts(mf, cfg, CARD, facts_of(mf, cfg, SPEEDS))
             for n in (256, 4096): assert f.fixed + f.experts + n*f.position == needed_bytes(mf, cfg, n), family
