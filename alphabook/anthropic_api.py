@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CountRequest', 'MessagesRequest', 'assistant_message', 'blocks_to_messages', 'messages_in', 'tools_in',
-           'messages_text', 'prompt_tokens', 'messages_wishes', 'stop_reason', 'tokens_used', 'message',
+           'messages_text', 'prompt_tokens', 'rule_in', 'messages_wishes', 'stop_reason', 'tokens_used', 'message',
            'messages_answer', 'Blocks', 'messages_stream']
 
 # %% ../nbs/24f_anthropic_api.ipynb #676095df
@@ -12,9 +12,10 @@ import json
 
 from pydantic import Field
 
-# %% ../nbs/24f_anthropic_api.ipynb #5fe44468
+# %% ../nbs/24f_anthropic_api.ipynb #ea53bce7
 from .answers import AnswerReader, call_id, template_messages, text_of, whole
-from .openai_api import Tokens, chat_prompt, event, forced_form, job_timings, message_of, tool_wishes
+from .openai_api import (Tokens, chat_prompt, event, forced_form, job_timings, message_of, one_call, tool_wishes,
+                                  wanted_rule)
 from .service import Answers, ApiError, Sampling, Service, Small, Wish, check_extra
 
 # %% ../nbs/24f_anthropic_api.ipynb #daa5dd0a
@@ -53,7 +54,7 @@ def blocks_to_messages(role: str, blocks: list, where: str) -> list:
     text = [b for b in blocks if b["type"] == "text"]
     return out + ([dict(role="user", content=text_of(text, where))] if text else [])
 
-# %% ../nbs/24f_anthropic_api.ipynb #eb844e3a
+# %% ../nbs/24f_anthropic_api.ipynb #05a2eeed
 def messages_in(body: CountRequest) -> list: # as templates expect them
     "The conversation; ValueError names the message that is wrong."
     out = [dict(role="system", content=text_of(body.system, "system"))] if body.system else []
@@ -74,9 +75,9 @@ def tools_in(body: CountRequest) -> tuple: # (tools in OpenAI's form, or None; f
                                                  parameters=t["input_schema"])) for t in body.tools or []]
     choice = body.tool_choice or dict(type="auto")
     kinds = dict(auto="auto", none="none", any="required", tool=dict(type="function", name=choice.get("name")))
-    return tool_wishes(tools, kinds.get(choice.get("type"), "unknown"))
+    return tool_wishes(tools, kinds.get(str(choice.get("type")), "unknown"))
 
-# %% ../nbs/24f_anthropic_api.ipynb #824c8911
+# %% ../nbs/24f_anthropic_api.ipynb #54a5f8ab
 def messages_text(service: Service, body: CountRequest) -> tuple: # (text, opened)
     "The prompt of a request. Thinking is on or off where the client says so and the template listens."
     try: messages = messages_in(body)
@@ -90,18 +91,27 @@ def prompt_tokens(service: Service, body: CountRequest) -> tuple: # (ids, opened
     text, opened = messages_text(service, body)
     return service.ready().tokenizer.encode(text, add_special=False), opened
 
+def rule_in(body: MessagesRequest) -> tuple: # as of `wanted_rule`
+    "What an answer must fit: `output_config.format`, once `output_format`."
+    more = body.model_extra or {}
+    config = more.get("output_config")
+    form = (config.get("format") if isinstance(config, dict) else None) or more.get("output_format")
+    if isinstance(form, dict) and form.get("type") == "json_schema": form = dict(type="json_schema", json_schema=form)
+    return wanted_rule(body, form)
+
 def messages_wishes(service: Service, body: MessagesRequest) -> tuple: # ([Wish], opened, whether tools are offered)
     "What a request asks for."
     check_extra(body)
-    (ids, opened), (offered, forced) = prompt_tokens(service, body), tools_in(body)
+    (ids, opened), (offered, forced), (rule, name) = prompt_tokens(service, body), tools_in(body), rule_in(body)
+    if rule and forced: raise ApiError(400, f"{name}: a call that must come has its own form; drop one of them", param=name)
     budget = (body.thinking or {}).get("budget_tokens")
     if not (budget is None or type(budget) is int and budget >= 0):
         raise ApiError(400, "thinking.budget_tokens: must be a number of tokens", param="thinking")
-    wish = Wish(ids, body, "messages", body.stop_sequences or [], body.max_tokens, form=forced_form(service, forced),
-                opened=opened, thinking=budget)
-    return [wish], opened, bool(offered)
+    wish = Wish(ids, body, "messages", body.stop_sequences or [], body.max_tokens, rule=rule,
+                form=forced_form(service, forced), form_param="tools" if forced else name, opened=opened, thinking=budget)
+    return [wish], opened, bool(offered) and not rule
 
-# %% ../nbs/24f_anthropic_api.ipynb #1836292d
+# %% ../nbs/24f_anthropic_api.ipynb #66bec111
 def stop_reason(job, calls: int) -> str:
     "Why it ended, in Anthropic's words."
     if calls: return "tool_use"
@@ -122,7 +132,7 @@ def message(service: Service, content: list, job, reason: str | None) -> dict:
 async def messages_answer(service: Service, answers: Answers, opened: bool, tools: bool, body) -> dict:
     "A whole message."
     (text,), job = await answers.texts(), answers.jobs[0]
-    parts = whole(AnswerReader(opened, tools).push(text, final=True))
+    parts = whole(AnswerReader(opened, tools, one_call(body)).push(text, final=True))
     content = [dict(type="thinking", thinking=parts["reasoning"], signature="")] if parts["reasoning"] else []
     if parts["content"]: content.append(dict(type="text", text=parts["content"]))
     for c in parts["calls"]:
@@ -160,10 +170,10 @@ class Blocks:
         arguments = json.dumps(part["arguments"], ensure_ascii=False)
         return [*begun, self.delta(type="input_json_delta", partial_json=arguments), *self.close()]
 
-# %% ../nbs/24f_anthropic_api.ipynb #bc8659ea
+# %% ../nbs/24f_anthropic_api.ipynb #87772df8
 async def messages_stream(service: Service, answers: Answers, opened: bool, tools: bool, body):
     "The events of a message. It starts when the prompt was read: only then is it known what of it was remembered."
-    reader, blocks, job, begun = AnswerReader(opened, tools), Blocks(), answers.jobs[0], False
+    reader, blocks, job, begun = AnswerReader(opened, tools, one_call(body)), Blocks(), answers.jobs[0], False
     def sent(events): return "".join(event(e, e["type"]) for e in events)
     try:
         async for _, token in answers:

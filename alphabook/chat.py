@@ -153,11 +153,12 @@ def as_call(value) -> dict | None:
     if not isinstance(value.get('name'), str) or not isinstance(arguments, dict): return None
     return {'name': value['name'], 'arguments': arguments}
 
-# %% ../nbs/05_chat.ipynb #0541c0b4
+# %% ../nbs/05_chat.ipynb #a3bb5901
 def parse_xml_call(text: str) -> dict | None:
-    "`<function=name><parameter=key>value</parameter>…</function>`; a value that is JSON is read as such."
+    "`<function=name>` around `<parameter=key>value</parameter>…`, a value that is JSON read as such; or around JSON."
     m = re.fullmatch(r'\s*<function=([^>\n]+)>(.*?)(?:</function>)?\s*', text, re.S)
     if not m: return None
+    if m[2].lstrip()[:1] == '{': return as_call({'name': m[1].strip(), 'arguments': m[2]})       # Llama 3's form
     arguments = {}
     for key, value in re.findall(r'<parameter=([^>\n]+)>(.*?)(?:</parameter>|(?=<parameter=)|\Z)', m[2], re.S):
         value = value.removeprefix('\n').removesuffix('\n')

@@ -12,10 +12,10 @@ import time
 
 from pydantic import Field
 
-# %% ../nbs/24fa_responses_api.ipynb #65e43563
+# %% ../nbs/24fa_responses_api.ipynb #7523a8eb
 from .answers import ROLES, AnswerReader, call_id, template_messages, text_of
 from .openai_api import (Tokens, chat_logprobs, chat_prompt, event, forced_form, job_timings, message_of,
-                                  tool_wishes, wanted_schema)
+                                  one_call, tool_wishes, wanted_rule)
 from .service import Answers, ApiError, Sampling, Service, Wish, check_extra
 
 # %% ../nbs/24fa_responses_api.ipynb #36081e7c
@@ -35,11 +35,11 @@ class ResponsesRequest(Sampling):
 KEPT = dict(previous_response_id=None, conversation=None, background=False, prompt=None)
 # what would need a memory of texts, or a server that goes on without a client
 
-# %% ../nbs/24fa_responses_api.ipynb #cbc839f5
+# %% ../nbs/24fa_responses_api.ipynb #8a387106
 def assistant_item(item: dict, where: str) -> dict: # of type reasoning, function_call, or a message
     "What an item adds to a message of the assistant."
     if item.get("type") == "reasoning":
-        parts = item.get("content") or item.get("summary") or []
+        parts = next((item[k] for k in ("content", "summary") if item.get(k) and isinstance(item[k], list)), [])
         return dict(reasoning_content="\n".join(str(p.get("text", "")) for p in parts if isinstance(p, dict)))
     if item.get("type") == "function_call":
         f = dict(name=item.get("name"), arguments=item.get("arguments") or "{}")
@@ -70,7 +70,7 @@ def items_in(body: ResponsesRequest) -> list: # messages, as templates expect th
         else: raise ValueError(f"{where}: items of type {kind!r} can't be read: this server reads text and functions")
     return template_messages(out)
 
-# %% ../nbs/24fa_responses_api.ipynb #bccafd98
+# %% ../nbs/24fa_responses_api.ipynb #530faa65
 def functions_in(tools: list | None) -> list | None: # the interface's flat form → the older, which templates read
     "Function tools; `ApiError` for tools that a server would have to run."
     for t in tools or []:
@@ -85,16 +85,16 @@ def responses_wishes(service: Service, body: ResponsesRequest) -> tuple: # ([Wis
     check_extra(body, KEPT, "this server keeps no texts; send the whole conversation as input")
     form = (body.text or {}).get("format")
     if isinstance(form, dict) and form.get("type") == "json_schema": form = dict(type="json_schema", json_schema=form)
-    schema, (offered, forced) = wanted_schema(form), tool_wishes(functions_in(body.tools), body.tool_choice)
+    (rule, name), (offered, forced) = wanted_rule(body, form), tool_wishes(functions_in(body.tools), body.tool_choice)
     try: messages = items_in(body)
     except ValueError as e: raise ApiError(400, str(e), param="input") from None
     effort = (body.reasoning or {}).get("effort")
     text, opened = chat_prompt(service, messages, offered, dict(reasoning_effort=effort) if effort else {})
     top = body.top_logprobs or 0 if "message.output_text.logprobs" in (body.include or []) else None
     wish = Wish(service.ready().tokenizer.encode(text, add_special=False), body, "input", body.stops(),
-                body.max_output_tokens, top=top, schema=None if forced else schema, form=forced_form(service, forced),
-                opened=opened, thinking=body.thinking_budget)
-    return [wish], opened, bool(offered) and (schema is None or bool(forced))
+                body.max_output_tokens, top=top, rule=None if forced else rule, form=forced_form(service, forced),
+                form_param="tools" if forced else name, opened=opened, thinking=body.thinking_budget)
+    return [wish], opened, bool(offered) and (not rule or bool(forced))
 
 # %% ../nbs/24fa_responses_api.ipynb #1ec8bb95
 class Items:
@@ -154,12 +154,12 @@ def call_item(self: Items, call: dict) -> list: # name, arguments → events
 
 Items.call = call_item
 
-# %% ../nbs/24fa_responses_api.ipynb #75df1e62
+# %% ../nbs/24fa_responses_api.ipynb #19d7c4e1
 def response(service: Service, body: ResponsesRequest, id: str, status: str, **more) -> dict:
     "A response object, without its output."
     return dict(id=id, object="response", created_at=int(time.time()), model=service.name, status=status, error=None,
                 incomplete_details=None, instructions=body.instructions, max_output_tokens=body.max_output_tokens,
-                metadata=body.metadata or {}, output=[], parallel_tool_calls=True, previous_response_id=None,
+                metadata=body.metadata or {}, output=[], parallel_tool_calls=not one_call(body), previous_response_id=None,
                 reasoning=body.reasoning or {}, store=False, temperature=body.temperature, top_p=body.top_p,
                 text=body.text or dict(format=dict(type="text")), tool_choice=body.tool_choice or "auto",
                 tools=body.tools or [], truncation="disabled", usage=None) | more
@@ -172,8 +172,8 @@ def responses_usage(job, thought: int) -> dict: # tokens of the thought
 
 class Reading:
     "An answer that is being read: its parts, its items, the tokens of its thought."
-    def __init__(self, service: Service, job, opened: bool, tools: bool):
-        self.service, self.job, self.reader, self.items = service, job, AnswerReader(opened, tools), Items()
+    def __init__(self, service: Service, job, opened: bool, tools: bool, one: bool = False): # as `AnswerReader`
+        self.service, self.job, self.reader, self.items = service, job, AnswerReader(opened, tools, one), Items()
         self.thought = self.shown = 0
 
     def push(self, token) -> list: # None: the end → events
@@ -196,16 +196,16 @@ class Reading:
                         incomplete_details=dict(reason="max_output_tokens") if cut else None,
                         usage=responses_usage(self.job, self.thought), timings=job_timings([self.job]))
 
-# %% ../nbs/24fa_responses_api.ipynb #f5ca3ce4
+# %% ../nbs/24fa_responses_api.ipynb #e28e063a
 async def responses_answer(service: Service, answers: Answers, opened: bool, tools: bool, body) -> dict:
     "A whole response."
-    reading = Reading(service, answers.jobs[0], opened, tools)
+    reading = Reading(service, answers.jobs[0], opened, tools, one_call(body))
     async for _, token in answers: reading.push(token)
     return reading.whole(body, call_id("resp_"))
 
 async def responses_stream(service: Service, answers: Answers, opened: bool, tools: bool, body):
     "The events of a response, numbered."
-    reading, id, n = Reading(service, answers.jobs[0], opened, tools), call_id("resp_"), 0
+    reading, id, n = Reading(service, answers.jobs[0], opened, tools, one_call(body)), call_id("resp_"), 0
     def sent(*events):
         nonlocal n
         text = "".join(event(dict(e, sequence_number=n + i), e["type"]) for i, e in enumerate(events))

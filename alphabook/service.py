@@ -16,9 +16,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-# %% ../nbs/24d_service.ipynb #a1c61ba2
+# %% ../nbs/24d_service.ipynb #df29cee3
 from .chat import template_source
-from .steering import THINK, Grammars, Thought, log_probs, one_after_another, penalties, schema_form
+from .steering import THINK, Grammars, Thought, body_form, log_probs, one_after_another, penalties
 from .templates import GuardedTemplate
 from .turns import CLOSING, Job, Refused, Scheduler
 
@@ -44,13 +44,13 @@ class Body(BaseModel):
     "A request: strict types, finite numbers, unknown names kept aside."
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
-# %% ../nbs/24d_service.ipynb #20c32db1
+# %% ../nbs/24d_service.ipynb #7e9f2966
 class Sampling(Body):
     "How tokens are chosen and when to end."
     model: Small | None = Field(None, description="any name: there is one model")
     temperature: float | None = Field(None, ge=0, le=100)
     top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
-    top_p: float | None = Field(None, gt=0, le=1)
+    top_p: float | None = Field(None, ge=0, le=1)
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-2**63, lt=2**64, description="-1, or none: drawn for each request")
     presence_penalty: float | None = Field(None, ge=-2, le=2)
@@ -63,11 +63,13 @@ class Sampling(Body):
 
     def stops(self) -> list: return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
-# %% ../nbs/24d_service.ipynb #434051da
+# %% ../nbs/24d_service.ipynb #7bdd12d3
 CANT = dict(mirostat=0, typical_p=1, typ_p=1, xtc_probability=0, dry_multiplier=0, dynatemp_range=0, top_n_sigma=-1,
             repetition_penalty=1, ignore_eos=False, grammar="", functions=[], function_call="none", suffix="",
             echo=False, modalities=["text"], audio={}, web_search_options={}, best_of=1, prompt_logprobs=0,
-            min_tokens=0)                      # names, and the values that change nothing
+            min_tokens=0, guided_grammar="", ebnf="", structural_tag="", repeat_last_n=64, penalty_last_n=64,
+            stop_token_ids=[], bad_words=[], allowed_token_ids=[], logits_processors=[], use_beam_search=False,
+            length_penalty=1, chat_template="") # names, and the values that change nothing
 
 def check_extra(body: Body, cant: dict = CANT, # as `CANT`
                 why: str = "not part of this version; leave it out"):
@@ -142,7 +144,7 @@ class Service:
                        "shorten it, or start the server with a larger --ctx", "exceed_context_size_error", param,
                        "context_length_exceeded", n_prompt_tokens=len(ids), n_ctx=n_ctx)
 
-# %% ../nbs/24d_service.ipynb #a08be5e3
+# %% ../nbs/24d_service.ipynb #f337664d
 @dataclass
 class Wish:
     "What a request asks for, whatever interface it came through."
@@ -153,8 +155,9 @@ class Wish:
     n: int = None                              # most tokens; None: to the end of the context
     choices: int = 1
     top: int = None                            # likeliest tokens to list with each token; None: no logprobs
-    schema: dict = None                        # the answer must fit it
+    rule: str = None                           # the answer must fit it: the body of a grammar's rule
     form: str = None                           # or this grammar
+    form_param: str = "response_format"        # the parameter that asks for it
     opened: bool = None                        # the prompt ends inside a thought; None: it is no chat
     thinking: int = None                       # most tokens of a thought; None: as many as leave room for an answer
 
@@ -167,7 +170,7 @@ def settings(s: Sampling, defaults: dict) -> dict: # temp, top_k, top_p, min_p, 
     return dict(temp=float(temp), top_k=max(0, pick(s.top_k, "top_k")), top_p=float(pick(s.top_p, "top_p")),
                 min_p=float(pick(s.min_p, "min_p")), seed=seed)
 
-# %% ../nbs/24d_service.ipynb #ffe2a496
+# %% ../nbs/24d_service.ipynb #71dfc959
 def biases(self: Service, given: dict | None) -> dict: # id → what is added
     "OpenAI's `logit_bias`; `ApiError` for tokens that don't exist."
     out = {}
@@ -182,13 +185,9 @@ ROOM = 1024                                    # most tokens that are kept for a
 def shape(self: Service, wish: Wish, n: int): # tokens in all → steer, or None
     "What holds an answer to its form, and ends its thought in time. `ApiError` for what can't be compiled."
     thinks = wish.opened or wish.opened is False and THINK in self.chat_template().source
-    form = wish.form or (schema_form(wish.schema) if wish.opened and wish.schema is not None else None)
-    try:
-        held = self.grammars.of_form(form) if form else None
-        if wish.schema is not None and not form: held = self.grammars.of_schema(wish.schema)
-    except ValueError as e:
-        param = "tools" if wish.form else "response_format"
-        raise ApiError(400, str(e), param=param, code="invalid_schema") from None
+    form = wish.form or wish.rule and body_form(wish.rule, bool(wish.opened))
+    try: held = self.grammars.of_form(form) if form else None
+    except ValueError as e: raise ApiError(400, str(e), param=wish.form_param, code="invalid_schema") from None
     if not thinks or held and not wish.opened: return held
     thought = Thought(self.made.tokenizer, wish.opened, then=held)
     budget = max(0, n - min(ROOM, n//2) - len(thought.close))

@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['LAST', 'FORBIDDEN', 'FORM', 'NOTATIONS', 'THINK', 'THOUGHT', 'penalties', 'Vocabulary', 'Grammars', 'held_to',
-           'notation_of', 'json_rule', 'schema_form', 'call_form', 'Thought', 'only', 'without', 'tagged_tokens',
-           'one_after_another', 'log_probs', 'logprob_entry']
+           'notation_of', 'json_rule', 'regex_rule', 'choice_rule', 'body_form', 'call_form', 'Thought', 'only',
+           'without', 'tagged_tokens', 'one_after_another', 'log_probs', 'logprob_entry']
 
-# %% ../nbs/24c_steering.ipynb #ba45bd5a
+# %% ../nbs/24c_steering.ipynb #5664c07b
 import json
+import re
 import threading
 from functools import lru_cache
 
@@ -109,7 +110,7 @@ def held_to(matcher, # of llguidance, at its start
         return np.where(allowed, row, FORBIDDEN)
     return steer
 
-# %% ../nbs/24c_steering.ipynb #93b0dd13
+# %% ../nbs/24c_steering.ipynb #0e687349
 NOTATIONS = dict(tagged=("<tool_call>\n", "arguments", "\n</tool_call>"), llama=("", "parameters", ""))
 
 def notation_of(template: str) -> str: # source of a chat template → key of NOTATIONS
@@ -120,9 +121,20 @@ def json_rule(schema: dict) -> str:
     "A schema as the body of a rule."
     return "%json " + json.dumps({**schema, "x-guidance": FORM})
 
-def schema_form(schema: dict) -> str:
-    "JSON that fits, after a line or two."
-    return f"start: /\\n{{0,2}}/ body\nbody: {json_rule(schema)}"
+def regex_rule(pattern: str) -> str:
+    "A pattern as the body of a rule."
+    inside = re.sub(r"(\\.)|/", lambda m: m[1] or r"\/", pattern, flags=re.S).replace("\n", r"\n")
+    return f"/{inside}/"
+
+def choice_rule(texts: list) -> str:
+    "One of these texts, as the body of a rule."
+    return " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+
+def body_form(rule: str, # the body of a rule
+              behind: bool = False) -> str: # whether it comes after a thought: a line or two may come first
+    "A grammar of one rule."
+    before = r"/\n{0,2}/ " if behind else ""
+    return f"start: {before}body\nbody: {rule}"
 
 def call_form(functions: list, # dicts of name, parameters
               notation: str = "tagged") -> str: # key of NOTATIONS → grammar

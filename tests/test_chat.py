@@ -82,6 +82,8 @@ CALL = {"name": "f", "arguments": {"a": 1, "b": "x <y>"}}
     ("<tool_call>\n<function=f>\n<parameter=b>\nx <y>\n</parameter>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>", "", [CALL]),
     ("Hm <function=f><parameter=a>1</parameter><parameter=b>x <y></parameter></function>", "Hm", [CALL]),
     ("<tool_call>\n<function=g>\n</function>\n</tool_call>", "", [{"name": "g", "arguments": {}}]),
+    ('<function=g>{"a": 1}</function>', "", [{"name": "g", "arguments": {"a": 1}}]),
+    ('<function=g>{"a": </function>', '<function=g>{"a": </function>', []),
     ('{"name": "f", "parameters": {"a": 1, "b": "x <y>"}}', "", [CALL]), ('<|python_tag|>{"parameters": {}, "name": "g"}', "", [{"name": "g", "arguments": {}}]),
     ('{"type": "function", "function": {"name": "f", "arguments": {"b": "x <y>", "a": 1}}}', "", [CALL]),
     ('[{"name": "f", "arguments": {"a": 1, "b": "x <y>"}}, {"name": "g"}]', "", [CALL, {"name": "g", "arguments": {}}]),

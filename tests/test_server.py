@@ -86,6 +86,10 @@ def chat_ids(engine, messages=CHAT): return engine.tokenizer.encode(engine.chat_
 def openai_client(server):
     return pytest.importorskip("openai").OpenAI(base_url=f"http://{server}/v1", api_key=KEY, max_retries=0)
 
+@pytest.fixture(scope="module")
+def anthropic_client(server):
+    return pytest.importorskip("anthropic").Anthropic(base_url=f"http://{server}", api_key=KEY, max_retries=0)
+
 # ---- texts
 
 def test_texts_are_the_engines(server, engine, openai_client):
@@ -238,6 +242,41 @@ def test_several_prompts_in_one_request(server, engine, openai_client):
     answer = openai_client.completions.create(model="x", prompt=ids, max_tokens=12, temperature=0.8, seed=3, n=2)
     assert [c.text for c in answer.choices] == [engine.generate(p, n=12, temp=0.8, seed=s).text for p in ids for s in (3, 4)]
 
+def test_forms_by_all_their_names(server, openai_client, anthropic_client):
+    "What llama.cpp, vLLM, SGLang and Anthropic call a form is held to as well, in chats and completions; what can't be is refused."
+    pytest.importorskip("llguidance")
+    import re
+    code, chat = r"[A-F]{2}-\d{3}", dict(messages=CHAT, max_tokens=60, temperature=1.5, seed=1)
+    asks = [dict(response_format=dict(type="regex", pattern=code)), dict(regex=code), dict(guided_regex=code), dict(structured_outputs=dict(regex=code))]
+    said = {openai_client.chat.completions.create(model="x", extra_body=ask_for, **chat).choices[0].message.content for ask_for in asks}
+    said |= {openai_client.completions.create(model="x", prompt="x", max_tokens=60, temperature=1.5, seed=1, extra_body=a).choices[0].text for a in asks[1:3]}
+    assert said and all(re.fullmatch(code, text) for text in said)
+    for more in (dict(json_schema=CITY), dict(guided_json=json.dumps(CITY)), dict(structured_outputs=dict(json=CITY))):
+        assert set(json.loads(post(server, "/v1/completions", prompt="x", max_tokens=60, **more)[1]["choices"][0]["text"])) == {"city"}
+    assert post(server, "/v1/chat/completions", **chat, guided_choice=["yes", "no"])[1]["choices"][0]["message"]["content"] in ("yes", "no")
+    for more in (dict(output_config=dict(format=dict(type="json_schema", schema=CITY))), dict(output_format=dict(type="json_schema", schema=CITY))):
+        answer = anthropic_client.messages.create(model="x", messages=CHAT[1:], max_tokens=60, extra_body=more)
+        assert set(json.loads(answer.content[0].text)) == {"city"}
+    for more in (dict(regex="(?=a)b"), dict(regex="["), dict(guided_json="{"), dict(json_schema=dict(type="x")), dict(guided_grammar="root ::= x"), dict(grammar="x"),
+                 dict(structured_outputs=dict(grammar="x")), dict(guided_choice=[]), dict(regex="a", response_format=dict(type="json_object"))):
+        for path, body in (("/v1/completions", dict(prompt="x")), ("/v1/chat/completions", dict(messages=CHAT)), ("/v1/responses", dict(input="x")),
+                           ("/v1/messages", dict(messages=CHAT[1:], max_tokens=9))):
+            if path != "/v1/responses" or "response_format" not in more: assert post(server, path, **body, **more)[0] == 400, (path, more)
+
+def test_an_answer_that_was_begun_goes_on(server, engine, openai_client, anthropic_client):
+    "Anthropic's clients put first words into the model's mouth; so does llama.cpp's server."
+    prompt = engine.chat_template().render(CHAT) + "A list is"
+    want = engine.generate(engine.tokenizer.encode(prompt, add_special=False), n=20).text
+    talk = [*CHAT, dict(role="assistant", content="A list is")]
+    assert openai_client.chat.completions.create(model="x", messages=talk, max_tokens=20, temperature=0).choices[0].message.content == want
+    assert anthropic_client.messages.create(model="x", system=CHAT[0]["content"], messages=talk[1:], max_tokens=20).content[0].text == want
+    assert post(server, "/apply-template", messages=talk)[1]["prompt"] == prompt
+
+def test_numbers_that_json_does_not_have(server):
+    status, answer = ask(server, "POST", "/v1/responses", raw=b'{"input": "x", "max_output_tokens": 2, "metadata": {"a": NaN, "b": [1e999]}}')
+    def never(name): raise AssertionError(name)
+    assert status == 200 and json.loads(json.dumps(answer), parse_constant=never)["metadata"] == dict(a=None, b=[None])
+
 # ---- thoughts
 
 @pytest.fixture(scope="module")
@@ -294,10 +333,6 @@ def test_state(server, openai_client):
     assert 1 <= after["alphabook_predicted_tokens_total"] - before["alphabook_predicted_tokens_total"] <= 3
 
 # ---- Anthropic's interface
-
-@pytest.fixture(scope="module")
-def anthropic_client(server):
-    return pytest.importorskip("anthropic").Anthropic(base_url=f"http://{server}", api_key=KEY, max_retries=0)
 
 def test_messages(server, engine, anthropic_client):
     c, ask_for = anthropic_client, dict(model="x", system=CHAT[0]["content"], messages=CHAT[1:], max_tokens=40)
@@ -382,7 +417,8 @@ BAD = [("/v1/chat/completions", dict(messages=[]), "messages"), ("/v1/chat/compl
        ("/v1/chat/completions", dict(messages=[dict(role="king", content="x")]), "messages"),
        ("/v1/chat/completions", dict(messages=[dict(role="user", content=[dict(type="image_url")])]), "messages"),
        ("/v1/chat/completions", dict(messages=[dict(role="user", content=[dict(type="text", text=5)])]), "messages"),
-       ("/v1/chat/completions", dict(messages=CHAT, tools=[{}], tool_choice="required"), "tools"),
+       ("/v1/chat/completions", dict(messages=CHAT, tools=[{}], tool_choice="required"), "tools"), ("/v1/chat/completions", dict(messages=CHAT, tools=[{}]), "tools"),
+       ("/v1/chat/completions", dict(messages=[dict(role="assistant", tool_calls=5)]), "messages"), ("/v1/messages", dict(messages=CHAT[1:], max_tokens=3, tool_choice=dict(type=[])), "tool_choice"),
        ("/v1/chat/completions", dict(messages=CHAT, tool_choice="required"), "tool_choice"),
        ("/v1/chat/completions", dict(messages=CHAT, response_format=dict(type="yaml")), "response_format"),
        ("/v1/chat/completions", dict(messages=CHAT, n=9), "n"), ("/v1/chat/completions", dict(messages=CHAT, top_logprobs=3), "top_logprobs"),
@@ -397,6 +433,7 @@ BAD = [("/v1/chat/completions", dict(messages=[]), "messages"), ("/v1/chat/compl
 @pytest.mark.parametrize("path, body, param", BAD)
 def test_bad_bodies(server, path, body, param):
     status, answer = post(server, path, **body)
+    if path == "/v1/messages": assert status == 400 and answer["type"] == "error" and param in answer["error"]["message"]; return
     assert status == 400 and {"message", "type", "param", "code"} <= set(answer["error"])
     assert (answer["error"]["param"] or "").split(".")[0] == param and "\n" not in answer["error"]["message"]
 
