@@ -26,11 +26,11 @@ def beginning_of(text: str, tags) -> int: # tags that may come next
     else: at = len(text)
     return len(text) - len(text[:at].rstrip())
 
-# %% ../nbs/24b_answers.ipynb #7c986512
+# %% ../nbs/24b_answers.ipynb #2c1475d3
 class AnswerReader:
     "Parts of an answer as they become sure: ('reasoning', text), ('content', text) or ('call', {name, arguments})."
     def __init__(self, opened: bool = False, # the prompt ended inside the reasoning
-                 tools: bool = False, # look for tool calls
+                 tools = False, # look for tool calls; or names of functions: calls of others are text
                  one: bool = False): # of several calls only the first counts
         self.mode, self.tools, self.one, self.held = "reasoning" if opened else "start", tools, one, ""
         self.fresh, self.calls, self.said = opened, 0, False    # fresh: white space that comes first is dropped
@@ -105,24 +105,25 @@ def in_bare(self: AnswerReader, out, final) -> bool:
 
 AnswerReader.in_content, AnswerReader.in_call, AnswerReader.in_bare = in_content, in_call, in_bare
 
-# %% ../nbs/24b_answers.ipynb #9b4143f9
+# %% ../nbs/24b_answers.ipynb #a85dbfc1
 def take(self: AnswerReader, out, n: int):
     "Read the first n characters as calls, or as the text that they are."
     _, calls = parse_tool_calls(self.held[:n])
-    if not calls: self.said = True; return self.out(out, "content", n)
+    known = self.tools is True or all(c["name"] in self.tools for c in calls)
+    if not calls or not known: self.said = True; return self.out(out, "content", n)
     if self.one: calls = calls[:1 - self.calls]
     out += [("call", c) for c in calls]
     self.calls, self.held = self.calls + len(calls), self.held[n:]
 
 AnswerReader.take = take
 
-# %% ../nbs/24b_answers.ipynb #1d8cf7ac
+# %% ../nbs/24b_answers.ipynb #157d298f
 def whole(parts) -> dict: # as of `AnswerReader` → reasoning, content, calls
     "Parts put together."
     text = {kind: "".join(p for k, p in parts if k == kind) for kind in ("reasoning", "content")}
     return dict(text, calls=[p for k, p in parts if k == "call"])
 
-def read_answer(text: str, opened: bool = False, tools: bool = False) -> dict: # reasoning, content, calls
+def read_answer(text: str, opened: bool = False, tools = False) -> dict: # reasoning, content, calls
     "A finished answer, by the same rules."
     return whole(AnswerReader(opened, tools).push(text, final=True))
 
@@ -172,14 +173,14 @@ def template_messages(messages: list) -> list: # as OpenAI's clients send them
         out.append(m)
     return out
 
-# %% ../nbs/24b_answers.ipynb #a0d49b67
+# %% ../nbs/24b_answers.ipynb #8540788e
 TOLD = """You may call functions. Each line within <tools></tools> describes one as JSON:
 <tools>
 {}
 </tools>
 To call one, answer with its name and its arguments as JSON within <tool_call></tool_call>:
 <tool_call>
-{{"name": "the function's name", "arguments": {{"an argument": "its value"}}}}
+{{"name": NAME, "arguments": {{…}}}}
 </tool_call>"""
 
 def as_text(m: dict) -> dict: # a message, from `template_messages`

@@ -12,10 +12,10 @@ import json
 
 from pydantic import Field
 
-# %% ../nbs/24f_anthropic_api.ipynb #ea53bce7
+# %% ../nbs/24f_anthropic_api.ipynb #56d4563a
 from .answers import AnswerReader, call_id, template_messages, text_of, whole
-from .openai_api import (Tokens, chat_prompt, event, forced_form, job_timings, message_of, one_call, tool_wishes,
-                                  wanted_rule)
+from .openai_api import (Tokens, chat_prompt, event, forced_form, job_timings, message_of,
+                                  names_of, one_call, tool_wishes, wanted_rule)
 from .service import Answers, ApiError, Sampling, Service, Small, Wish, check_extra
 
 # %% ../nbs/24f_anthropic_api.ipynb #daa5dd0a
@@ -77,7 +77,7 @@ def tools_in(body: CountRequest) -> tuple: # (tools in OpenAI's form, or None; f
     kinds = dict(auto="auto", none="none", any="required", tool=dict(type="function", name=choice.get("name")))
     return tool_wishes(tools, kinds.get(str(choice.get("type")), "unknown"))
 
-# %% ../nbs/24f_anthropic_api.ipynb #54a5f8ab
+# %% ../nbs/24f_anthropic_api.ipynb #64cc0aa3
 def messages_text(service: Service, body: CountRequest) -> tuple: # (text, opened)
     "The prompt of a request. Thinking is on or off where the client says so and the template listens."
     try: messages = messages_in(body)
@@ -99,7 +99,7 @@ def rule_in(body: MessagesRequest) -> tuple: # as of `wanted_rule`
     if isinstance(form, dict) and form.get("type") == "json_schema": form = dict(type="json_schema", json_schema=form)
     return wanted_rule(body, form)
 
-def messages_wishes(service: Service, body: MessagesRequest) -> tuple: # ([Wish], opened, whether tools are offered)
+def messages_wishes(service: Service, body: MessagesRequest) -> tuple: # ([Wish], opened, names of functions to look for)
     "What a request asks for."
     check_extra(body)
     (ids, opened), (offered, forced), (rule, name) = prompt_tokens(service, body), tools_in(body), rule_in(body)
@@ -109,9 +109,9 @@ def messages_wishes(service: Service, body: MessagesRequest) -> tuple: # ([Wish]
         raise ApiError(400, "thinking.budget_tokens: must be a number of tokens", param="thinking")
     wish = Wish(ids, body, "messages", body.stop_sequences or [], body.max_tokens, rule=rule,
                 form=forced_form(service, forced), form_param="tools" if forced else name, opened=opened, thinking=budget)
-    return [wish], opened, bool(offered) and not rule
+    return [wish], opened, not rule and names_of(offered)
 
-# %% ../nbs/24f_anthropic_api.ipynb #66bec111
+# %% ../nbs/24f_anthropic_api.ipynb #9a63cb0f
 def stop_reason(job, calls: int) -> str:
     "Why it ended, in Anthropic's words."
     if calls: return "tool_use"
@@ -129,7 +129,7 @@ def message(service: Service, content: list, job, reason: str | None) -> dict:
                 stop_reason=reason, stop_sequence=job.g.stopped_by if reason == "stop_sequence" else None,
                 usage=tokens_used(job))
 
-async def messages_answer(service: Service, answers: Answers, opened: bool, tools: bool, body) -> dict:
+async def messages_answer(service: Service, answers: Answers, opened: bool, tools, body) -> dict:
     "A whole message."
     (text,), job = await answers.texts(), answers.jobs[0]
     parts = whole(AnswerReader(opened, tools, one_call(body)).push(text, final=True))
@@ -170,8 +170,8 @@ class Blocks:
         arguments = json.dumps(part["arguments"], ensure_ascii=False)
         return [*begun, self.delta(type="input_json_delta", partial_json=arguments), *self.close()]
 
-# %% ../nbs/24f_anthropic_api.ipynb #87772df8
-async def messages_stream(service: Service, answers: Answers, opened: bool, tools: bool, body):
+# %% ../nbs/24f_anthropic_api.ipynb #07f04e2b
+async def messages_stream(service: Service, answers: Answers, opened: bool, tools, body):
     "The events of a message. It starts when the prompt was read: only then is it known what of it was remembered."
     reader, blocks, job, begun = AnswerReader(opened, tools, one_call(body)), Blocks(), answers.jobs[0], False
     def sent(events): return "".join(event(e, e["type"]) for e in events)

@@ -84,14 +84,14 @@ def plain(value):
 CHATML = ("{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
           "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
 
-# %% ../nbs/05_chat.ipynb #6f2abbad
+# %% ../nbs/05_chat.ipynb #0635c9c1
 def template_source(meta: Mapping, tk: Tokenizer, name: str = '') -> tuple[str, dict]: # as of `from_meta`
     "A file's template, not compiled, and the texts of the special tokens that it may print; `ValueError` if none fits."
     source = meta.get(f'tokenizer.chat_template.{name}' if name else 'tokenizer.chat_template')
     if source is None and '<|im_start|>' in tk.vocab.ids and '<|im_end|>' in tk.vocab.ids: source = CHATML
     if source is None:
         raise ValueError('this model has no chat template (tokenizer.chat_template): it continues text, it does '
-                         'not chat. Use generate with a prompt')
+                         'not chat. Use generate, or /v1/completions, with a prompt')
     ids = {'bos_token': tk.bos_id, 'eos_token': tk.eos_id, 'unk_token': tk.unk_id, 'pad_token': tk.pad_id}
     return source, {name: tk.vocab.tokens[id] for name, id in ids.items() if id is not None}
 

@@ -4,17 +4,18 @@
 
 # %% auto #0
 __all__ = ['Tokens', 'TEXT', 'ALSO', 'INSIDE', 'RESERVED', 'StreamOptions', 'message_of', 'ChatRequest', 'CompletionRequest',
-           'wanted_form', 'asked_forms', 'rule_of', 'wanted_rule', 'named_functions', 'name_in', 'allowed',
+           'wanted_form', 'asked_forms', 'rule_of', 'wanted_rule', 'named_functions', 'name_in', 'allowed', 'names_of',
            'tool_wishes', 'one_call', 'chat_prompt', 'chat_text', 'chat_wishes', 'forced_form', 'completion_wishes',
            'envelope', 'usage', 'job_timings', 'chat_logprobs', 'completion_logprobs', 'chat_answer',
            'completion_answer', 'finite', 'dumps', 'event', 'deltas', 'chat_stream', 'ended', 'completion_stream']
 
-# %% ../nbs/24e_openai_api.ipynb #2b656c88
+# %% ../nbs/24e_openai_api.ipynb #08a9f5ee
 import asyncio
 import json
 import math
 import secrets
 import time
+from itertools import accumulate
 from typing import Annotated
 
 from pydantic import Field, WithJsonSchema
@@ -112,7 +113,7 @@ def wanted_rule(body: Sampling, form: dict | None) -> tuple: # response_format �
     try: return rule_of(kind, value), name
     except ValueError as e: raise ApiError(400, f"{name}: {e}", param=name, code="invalid_schema") from None
 
-# %% ../nbs/24e_openai_api.ipynb #a6eab507
+# %% ../nbs/24e_openai_api.ipynb #3a514ae3
 def named_functions(tools: list) -> list: # in OpenAI's form → dicts of name, parameters
     "The functions of tools; `ApiError` for one that can't be called."
     out = [t.get("function") for t in tools]
@@ -132,6 +133,10 @@ def allowed(tools: list, choice: dict) -> tuple: # tool_choice of type allowed_t
     listed = held["tools"] if isinstance(held.get("tools"), list) else []
     names = [name_in(t) for t in listed if isinstance(t, dict)]
     return [t for t in tools if t["function"]["name"] in names], held.get("mode")
+
+def names_of(tools: list | None): # offered → set of names, or False
+    "What a model may call."
+    return {t["function"]["name"] for t in tools or ()} or False
 
 def tool_wishes(tools: list | None, choice) -> tuple: # (offered tools, or None; functions of which one must come)
     "What `tool_choice` makes of the tools."
@@ -171,7 +176,7 @@ def chat_prompt(service: Service, messages: list, # as templates expect them
     if not begun: return text, opened
     return f"{text}\n{THOUGHT}\n\n{begun}" if opened else text + begun, False
 
-# %% ../nbs/24e_openai_api.ipynb #aba6acf1
+# %% ../nbs/24e_openai_api.ipynb #ff71cfec
 def chat_text(service: Service, body: ChatRequest) -> tuple: # (text, opened)
     "The prompt of a chat request."
     more = dict(body.chat_template_kwargs or {})
@@ -180,7 +185,7 @@ def chat_text(service: Service, body: ChatRequest) -> tuple: # (text, opened)
     except ValueError as e: raise ApiError(400, str(e), param="messages") from None
     return chat_prompt(service, messages, tool_wishes(body.tools, body.tool_choice)[0], more)
 
-def chat_wishes(service: Service, body: ChatRequest) -> tuple: # ([Wish], opened, whether to look for calls)
+def chat_wishes(service: Service, body: ChatRequest) -> tuple: # ([Wish], opened, names of functions to look for)
     "What a chat request asks for."
     check_extra(body)
     (rule, name), (offered, forced) = wanted_rule(body, body.response_format), tool_wishes(body.tools, body.tool_choice)
@@ -194,7 +199,7 @@ def chat_wishes(service: Service, body: ChatRequest) -> tuple: # ([Wish], opened
     wish = Wish(ids, body, "messages", body.stops(), body.max_completion_tokens or body.max_tokens, body.n or 1,
                 (body.top_logprobs or 0) if body.logprobs else None, rule, forced_form(service, forced),
                 "tools" if forced else name, opened, body.thinking_budget)
-    return [wish], opened, bool(offered) and not rule
+    return [wish], opened, not rule and names_of(offered)
 
 def forced_form(service: Service, forced: list) -> str | None: # of functions → grammar
     "The form of a call that must come."
@@ -230,7 +235,7 @@ def job_timings(jobs: list) -> dict:
     "Of the first choice, with its seed."
     return dict(timings(jobs[0]), seed=jobs[0].sampling.get("seed"))
 
-# %% ../nbs/24e_openai_api.ipynb #64f904c9
+# %% ../nbs/24e_openai_api.ipynb #24b65230
 def chat_logprobs(service: Service, job, since: int = 0) -> dict | None: # entries from there on
     "The logprobs of a chat choice; the token that ends a text is not listed."
     if job.watch is None: return None
@@ -240,16 +245,17 @@ def chat_logprobs(service: Service, job, since: int = 0) -> dict | None: # entri
         out.append(dict(logprob_entry(tk, id, value), top_logprobs=[logprob_entry(tk, *t) for t in top]))
     return dict(content=out, refusal=None)
 
-def completion_logprobs(service: Service, job, since: int = 0) -> dict | None:
+def completion_logprobs(service: Service, job, since: int = 0, at: int = 0) -> dict | None: # characters before
     "The same in the form of the older interface."
     if job.watch is None: return None
     e = [dict(logprob_entry(service.made.tokenizer, i, v), top=t) for i, v, t in job.logprobs[since:]]
     name = lambda i: logprob_entry(service.made.tokenizer, i, 0.0)["token"]
+    starts = accumulate((len(x["token"]) for x in e[:-1]), initial=at)
     return dict(tokens=[x["token"] for x in e], token_logprobs=[x["logprob"] for x in e],
-                top_logprobs=[{name(i): v for i, v in x["top"]} for x in e])
+                top_logprobs=[{name(i): v for i, v in x["top"]} for x in e], text_offset=[*starts][:len(e)])
 
-# %% ../nbs/24e_openai_api.ipynb #736d1117
-async def chat_answer(service: Service, answers: Answers, opened: bool, tools: bool, body: ChatRequest) -> dict:
+# %% ../nbs/24e_openai_api.ipynb #656eaec1
+async def chat_answer(service: Service, answers: Answers, opened: bool, tools, body: ChatRequest) -> dict:
     "A whole chat completion."
     choices = []
     for i, (job, text) in enumerate(zip(answers.jobs, await answers.texts())):
@@ -297,8 +303,8 @@ def deltas(parts: list, calls: int) -> list: # of `AnswerReader`; calls so far
         else: out.append({"reasoning_content" if kind == "reasoning" else kind: part})
     return out
 
-# %% ../nbs/24e_openai_api.ipynb #36479d96
-async def chat_stream(service: Service, answers: Answers, opened: bool, tools: bool, body: ChatRequest):
+# %% ../nbs/24e_openai_api.ipynb #257a76e1
+async def chat_stream(service: Service, answers: Answers, opened: bool, tools, body: ChatRequest):
     "The events of a chat completion."
     head, n, jobs = envelope(service, "chat.completion.chunk", "chatcmpl-"), len(answers.jobs), answers.jobs
     readers, shown = [AnswerReader(opened, tools, one_call(body)) for _ in range(n)], [0]*n
@@ -325,14 +331,15 @@ def ended(head: dict, jobs: list, body) -> str:
     last = dict(head, choices=[], usage=usage(jobs) if wants else None, timings=job_timings(jobs))
     return (event(last) if wants else "") + event("[DONE]")
 
-# %% ../nbs/24e_openai_api.ipynb #f1d7eb72
-async def completion_stream(service: Service, answers: Answers, opened: bool, tools: bool, body):
+# %% ../nbs/24e_openai_api.ipynb #bcc831d6
+async def completion_stream(service: Service, answers: Answers, opened: bool, tools, body):
     "The events of a completion."
-    head, jobs, shown = envelope(service, "text_completion", "cmpl-"), answers.jobs, [0]*len(answers.jobs)
+    head, jobs = envelope(service, "text_completion", "cmpl-"), answers.jobs
+    shown, at = [0]*len(jobs), [0]*len(jobs)
     try:
         async for i, token in answers:
-            logprobs = completion_logprobs(service, jobs[i], shown[i])
-            if logprobs: shown[i] += len(logprobs["tokens"])
+            logprobs = completion_logprobs(service, jobs[i], shown[i], at[i])
+            if logprobs: shown[i], at[i] = shown[i] + len(logprobs["tokens"]), at[i] + sum(map(len, logprobs["tokens"]))
             reason = None if token else jobs[i].g.finish_reason
             if token and not token.text and not logprobs: continue
             choice = dict(index=i, text=token.text if token else "", logprobs=logprobs, finish_reason=reason)

@@ -12,10 +12,10 @@ import time
 
 from pydantic import Field
 
-# %% ../nbs/24fa_responses_api.ipynb #7523a8eb
+# %% ../nbs/24fa_responses_api.ipynb #08f1929d
 from .answers import ROLES, AnswerReader, call_id, template_messages, text_of
 from .openai_api import (Tokens, chat_logprobs, chat_prompt, event, forced_form, job_timings, message_of,
-                                  one_call, tool_wishes, wanted_rule)
+                                  names_of, one_call, tool_wishes, wanted_rule)
 from .service import Answers, ApiError, Sampling, Service, Wish, check_extra
 
 # %% ../nbs/24fa_responses_api.ipynb #36081e7c
@@ -70,7 +70,7 @@ def items_in(body: ResponsesRequest) -> list: # messages, as templates expect th
         else: raise ValueError(f"{where}: items of type {kind!r} can't be read: this server reads text and functions")
     return template_messages(out)
 
-# %% ../nbs/24fa_responses_api.ipynb #530faa65
+# %% ../nbs/24fa_responses_api.ipynb #9c3355bd
 def functions_in(tools: list | None) -> list | None: # the interface's flat form → the older, which templates read
     "Function tools; `ApiError` for tools that a server would have to run."
     for t in tools or []:
@@ -79,7 +79,7 @@ def functions_in(tools: list | None) -> list | None: # the interface's flat form
     return tools and [dict(type="function", function={k: v for k, v in t.items() if k not in ("type", "strict")})
                       for t in tools]
 
-def responses_wishes(service: Service, body: ResponsesRequest) -> tuple: # ([Wish], opened, whether to look for calls)
+def responses_wishes(service: Service, body: ResponsesRequest) -> tuple: # ([Wish], opened, names of functions to look for)
     "What a request asks for."
     check_extra(body)
     check_extra(body, KEPT, "this server keeps no texts; send the whole conversation as input")
@@ -94,7 +94,7 @@ def responses_wishes(service: Service, body: ResponsesRequest) -> tuple: # ([Wis
     wish = Wish(service.ready().tokenizer.encode(text, add_special=False), body, "input", body.stops(),
                 body.max_output_tokens, top=top, rule=None if forced else rule, form=forced_form(service, forced),
                 form_param="tools" if forced else name, opened=opened, thinking=body.thinking_budget)
-    return [wish], opened, bool(offered) and (not rule or bool(forced))
+    return [wish], opened, (not rule or bool(forced)) and names_of(offered)
 
 # %% ../nbs/24fa_responses_api.ipynb #1ec8bb95
 class Items:
@@ -154,7 +154,7 @@ def call_item(self: Items, call: dict) -> list: # name, arguments → events
 
 Items.call = call_item
 
-# %% ../nbs/24fa_responses_api.ipynb #19d7c4e1
+# %% ../nbs/24fa_responses_api.ipynb #c6fc3412
 def response(service: Service, body: ResponsesRequest, id: str, status: str, **more) -> dict:
     "A response object, without its output."
     return dict(id=id, object="response", created_at=int(time.time()), model=service.name, status=status, error=None,
@@ -172,7 +172,7 @@ def responses_usage(job, thought: int) -> dict: # tokens of the thought
 
 class Reading:
     "An answer that is being read: its parts, its items, the tokens of its thought."
-    def __init__(self, service: Service, job, opened: bool, tools: bool, one: bool = False): # as `AnswerReader`
+    def __init__(self, service: Service, job, opened: bool, tools, one: bool = False): # as `AnswerReader`
         self.service, self.job, self.reader, self.items = service, job, AnswerReader(opened, tools, one), Items()
         self.thought = self.shown = 0
 
@@ -196,14 +196,14 @@ class Reading:
                         incomplete_details=dict(reason="max_output_tokens") if cut else None,
                         usage=responses_usage(self.job, self.thought), timings=job_timings([self.job]))
 
-# %% ../nbs/24fa_responses_api.ipynb #e28e063a
-async def responses_answer(service: Service, answers: Answers, opened: bool, tools: bool, body) -> dict:
+# %% ../nbs/24fa_responses_api.ipynb #465bd7b1
+async def responses_answer(service: Service, answers: Answers, opened: bool, tools, body) -> dict:
     "A whole response."
     reading = Reading(service, answers.jobs[0], opened, tools, one_call(body))
     async for _, token in answers: reading.push(token)
     return reading.whole(body, call_id("resp_"))
 
-async def responses_stream(service: Service, answers: Answers, opened: bool, tools: bool, body):
+async def responses_stream(service: Service, answers: Answers, opened: bool, tools, body):
     "The events of a response, numbered."
     reading, id, n = Reading(service, answers.jobs[0], opened, tools, one_call(body)), call_id("resp_"), 0
     def sent(*events):

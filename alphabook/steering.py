@@ -54,7 +54,7 @@ class Vocabulary:
         text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
         return self.tokenizer.encode(text, add_special=False, parse_special=False)
 
-# %% ../nbs/24c_steering.ipynb #d98dbb49
+# %% ../nbs/24c_steering.ipynb #80bb9368
 FORM = dict(whitespace_pattern=" ?")           # between two parts of a JSON text
 
 class Grammars:
@@ -90,7 +90,8 @@ class Grammars:
         from llguidance import LLMatcher
         try: grammar = make(LLMatcher); wrong = LLMatcher.validate_grammar(grammar, vocabulary)
         except Exception as e: wrong = str(e) or type(e).__name__
-        if wrong: raise ValueError(f"the schema can't be compiled: {' '.join(wrong.split())}")
+        told = " ".join(wrong.split()).partition(" 1 | ")[0] # what follows is the grammar itself
+        if wrong: raise ValueError(f"the schema can't be compiled: {told}")
         return held_to(LLMatcher(vocabulary, grammar), self.n_vocab)
 
 # %% ../nbs/24c_steering.ipynb #bcff03e7

@@ -228,6 +228,22 @@ def test_a_call_that_must_come(server, openai_client):
     status, answer = post(server, "/v1/chat/completions", messages=CHAT, tools=bad, tool_choice="required")
     assert status == 400 and (answer["error"]["param"], answer["error"]["code"]) == ("tools", "invalid_schema")
 
+def test_tools_on_a_template_that_knows_none_and_calls_of_what_is_not_there(tmp_path_factory):
+    "The model is told of them; what calls a function that nobody offered is text."
+    from alphabook.answers import AnswerReader
+    source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+    p, address = start("--ctx", 1024, "--api-key", KEY, model=with_template(tmp_path_factory.mktemp("deaf") / "deaf.gguf", source))
+    try:
+        talk = [*CHAT, dict(role="assistant", tool_calls=[dict(id="1", function=dict(name="now", arguments="{}"))]), dict(role="tool", content="noon", tool_call_id="1")]
+        prompt = post(address, "/apply-template", messages=talk, tools=TOOLS)[1]["prompt"]
+        assert all(json.dumps(t) in prompt for t in TOOLS) and '<tool_call>\n{"name": "now"' in prompt and "user: <tool_response>\nnoon" in prompt
+        assert post(address, "/apply-template", messages=CHAT, tools=TOOLS, tool_choice="none")[1]["prompt"].count("tool") == 0
+        answer = post(address, "/v1/chat/completions", messages=talk, tools=TOOLS, tool_choice="required", max_tokens=60)[1]
+        assert answer["choices"][0]["message"]["tool_calls"][0]["function"]["name"] in ("now", "weather")
+    finally: p.kill()
+    call = '<tool_call>\n{"name": "rm", "arguments": {}}\n</tool_call>'
+    assert AnswerReader(tools={"now"}).push(call, final=True) == [("content", call)]
+
 def test_several_prompts_in_one_request(server, engine, openai_client):
     prompts = [PROMPT, "import os\n", PROMPT]
     want = [engine.generate(p, n=12).text for p in prompts]
@@ -241,6 +257,10 @@ def test_several_prompts_in_one_request(server, engine, openai_client):
     ids = [engine.tokenizer.encode(p) for p in prompts[:2]]
     answer = openai_client.completions.create(model="x", prompt=ids, max_tokens=12, temperature=0.8, seed=3, n=2)
     assert [c.text for c in answer.choices] == [engine.generate(p, n=12, temp=0.8, seed=s).text for p in ids for s in (3, 4)]
+    listed = openai_client.completions.create(model="x", prompt=PROMPT, max_tokens=12, logprobs=1).choices[0].logprobs
+    assert listed.text_offset == [len("".join(listed.tokens[:i])) for i in range(len(listed.tokens))]
+    sent = [c.choices[0].logprobs for c in openai_client.completions.create(model="x", prompt=PROMPT, max_tokens=12, logprobs=1, stream=True) if c.choices]
+    assert [n for part in sent if part for n in part.text_offset] == listed.text_offset
 
 def test_forms_by_all_their_names(server, openai_client, anthropic_client):
     "What llama.cpp, vLLM, SGLang and Anthropic call a form is held to as well, in chats and completions; what can't be is refused."
