@@ -218,7 +218,7 @@ def measured_rows(card: Card, cfg: ModelConfig, token: int) -> dict: # bytes of 
 # %% ../nbs/25ga_gpu_plan.ipynb #90e9f77e
 CARD_GAINS = dict(A=1.16, V=1.33, R=2.02)       # by a block that drafts
 
-# %% ../nbs/25ga_gpu_plan.ipynb #a8b1d860
+# %% ../nbs/25ga_gpu_plan.ipynb #8ccaf5ee
 ENOUGH, LEAST = 8192, 2048                      # positions
 
 def context_for(f: CardFacts, cap: int) -> int: # bytes → positions; 0: not even the least fits
@@ -239,7 +239,9 @@ def resident(f: CardFacts, room: float) -> float: # bytes for experts → 0 … 
 
 def expect(f: CardFacts, p: Plan, cap: int, hit: float, near: float, drafter: str): # fills in p.speed, and a line
     "Tokens per second: what was measured, or the formula; nothing, if the card's speed is not known."
-    def same(c): return near == 1 and (hit == 1 if c is None else hit == 0 if c == 0 else hit < 1 and abs(cap/2**30/c - 1) < .03)
+    def same(c):
+        if c is None or near < 1: return hit == 1
+        return hit == 0 if c == 0 else hit < 1 and abs(cap/2**30/c - 1) < .03
     rows = [c for c in f.known if same(c)]
     if not f.card.copy and not rows:
         p.reasons.append("how fast depends on the card; --card says which: its name, or a file about it")
@@ -257,7 +259,7 @@ def expect(f: CardFacts, p: Plan, cap: int, hit: float, near: float, drafter: st
     gains = CARD_GAINS if f.drafts and (drafter == "mtp" or drafter == "auto" and hit == 1) else {}
     p.speed = dict(plain=1/seconds, **{s: gains.get(s, 1.0)/seconds for s in "AVR"})
 
-# %% ../nbs/25ga_gpu_plan.ipynb #28daf0de
+# %% ../nbs/25ga_gpu_plan.ipynb #8a1b88eb
 def shown(name: str, value) -> str: # of a setting
     "A value as it would be typed."
     return f"{value/2**30:.4g}GiB" if name in ("vram", "ram") else str(value)
@@ -307,8 +309,9 @@ def put_experts(f: CardFacts, p: Plan, put, given: dict, room: float, hit: float
     p.fits = ram >= min(f.host.least + (64 << 20), f.host.experts)
     if not p.fits: p.reasons.append(f"does not fit: {(f.host.least + (64 << 20))/1e9:.2f} GB of RAM are the least")
     near = min(1.0, ram/left)
-    if p.fits and near < 1: p.reasons.append(f"{near:.0%} of the experts that the card has not fit into RAM, the others "
-                                             "are read from the disk when they are asked for")
+    if p.fits and near < 1:
+        p.reasons.append(f"{near:.0%} of the experts that the card has not fit into RAM, the others are read from the "
+                         "disk when they are asked for")
     return near
 
 # %% ../nbs/25ga_gpu_plan.ipynb #feba5baa
