@@ -9,7 +9,7 @@ __all__ = ['EXAMPLES', 'SLOW_START', 'PROOFS', 'SERVED', 'Parser', 'size', 'engi
            'cmd_doctor', 'cmd_completion', 'cmd_info', 'cmd_fetch', 'cmd_synth', 'parse_widths', 'print_arms',
            'cmd_compare', 'check_bench', 'check_out', 'check_page', 'fast_flags', 'bench_command', 'bench_drafts',
            'cmd_bench', 'cmd_report', 'finish_bench', 'check_serve', 'cmd_serve', 'cmd_quality', 'cmd_quantize',
-           'take_hub', 'main', 'serve_main']
+           'check_counts', 'take_hub', 'main', 'serve_main']
 
 # %% ../nbs/28_cli.ipynb #9da0178d
 import argparse
@@ -53,14 +53,16 @@ class Parser(argparse.ArgumentParser):
     "argparse that reports a mistake in one line and exits with 2."
     def error(self, message): raise ValueError(f"{self.prog}: {message} (see {self.prog} --help)")
 
-# %% ../nbs/28_cli.ipynb #96265dbd
+# %% ../nbs/28_cli.ipynb #63e61045
 def size(text: str) -> int: # such as "16GiB", "500MB" or "1e9"
     "Bytes of a size with an optional unit (KB, MB, GB, KiB, MiB, GiB …)."
     m = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*(?:([kmgt])(i?)b?|b)?", text.strip(), re.IGNORECASE)
     try: number = float(m[1])
     except (TypeError, ValueError): raise argparse.ArgumentTypeError(f"{text!r}: not a size such as 16GiB")
     power = "bkmgt".index(m[2].lower()) if m[2] else 0
-    return int(number*(1024 if m[3] else 1000)**power)
+    number *= (1024 if m[3] else 1000)**power
+    if not 1 <= number < 2**63: raise argparse.ArgumentTypeError(f"{text!r}: no machine has so many bytes")
+    return int(number)
 
 # %% ../nbs/28_cli.ipynb #695335f0
 def engine_flags(p: Parser,
@@ -602,14 +604,20 @@ def cmd_quantize(args) -> int:
     if made["twice"]: say(f"note: {', '.join(made['twice'])} weights were quantized again, which adds to their errors")
     return 0
 
-# %% ../nbs/28_cli.ipynb #2a3d0f8f
+# %% ../nbs/28_cli.ipynb #3ddda56e
+def check_counts(args):
+    "Raise `ValueError` for numbers that no command can mean."
+    for flag, name, least in (("--ctx", "ctx", 1), ("--threads", "threads", 1), ("-n", "n", -1)):
+        value = getattr(args, name, None)
+        if value is not None and value < least: raise ValueError(f"{flag} {value}: must be at least {least}")
+
 def take_hub(args):
     "Put the file of -hf where -m would be."
     if args.model: raise ValueError(f"-hf {args.hf_repo}: a model is given with -m, too: drop one")
     path = str(hub_model(args.hf_repo))
     args.model = [path] if args.command == "bench" else path
 
-# %% ../nbs/28_cli.ipynb #5972eebf
+# %% ../nbs/28_cli.ipynb #12f0771a
 def main(argv = None, # arguments; None: those of the process
          ) -> int: # exit code
     "The `alphabook` command."
@@ -620,6 +628,7 @@ def main(argv = None, # arguments; None: those of the process
         parser = make_parser()
         args = parser.parse_args(argv)
         if args.command is None: parser.print_help(sys.stderr); return 2
+        check_counts(args)
         if getattr(args, "hf_repo", None): take_hub(args)
         with np.errstate(all="ignore"): return commands[args.command](args)      # logits are checked, not each step
     except (ValueError, FloatingPointError) as e: say(f"error: {' '.join(str(e).split())}"); return 2

@@ -10,15 +10,15 @@ __all__ = ['NO_TWIN', 'SHELLS', 'twin_of', 'twin_flags', 'illustrate', 'flags_of
 import argparse
 import re
 
-# %% ../nbs/25f_shell.ipynb #e3953038
+# %% ../nbs/25f_shell.ipynb #1fcbe5d3
 NO_TWIN = {"help", "version", "prompt", "file", "out", "name", "like", "json", "hash", "rest"}
 
 def twin_of(action: argparse.Action) -> str | None:
     "The variable that stands for a flag; None if it has none."
-    long = [o for o in action.option_strings if o.startswith("--")]
+    names = sorted(action.option_strings, key=lambda o: not o.startswith("--"))         # -n has no long name
     several = isinstance(action, argparse._AppendAction)
-    if not long or several or action.dest in NO_TWIN or action.nargs == 0: return None
-    return "ALPHABOOK_" + long[0][2:].upper().replace("-", "_")
+    if not names or several or action.dest in NO_TWIN or action.nargs == 0: return None
+    return "ALPHABOOK_" + names[0].lstrip("-").upper().replace("-", "_")
 
 def twin_flags(parsers: dict, # name of a command → its parser
                environ): # mapping

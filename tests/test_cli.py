@@ -80,7 +80,7 @@ def test_compare_fails_on_a_mismatch(tiny, monkeypatch, capsys):
 
 @pytest.mark.parametrize('flags, word', [
     (['--widths', '1,x'], '--widths'), (['--widths', '65'], 'from 1 to 64'), (['--widths', '0'], 'from 1 to 64'),
-    (['--device', 'tpu'], '--device'), (['--kv', 'q8_0'], '--kv'), (['--threads', '0'], '--threads'), (['-p', ''], 'empty'), (['--most'], '--most')])
+    (['--device', 'tpu'], '--device'), (['--kv', 'q8_0'], '--kv'), (['--threads', '0'], '--threads'), (['--ctx', '0'], '--ctx'), (['-p', ''], 'empty'), (['--most'], '--most')])
 def test_bad_flags_of_compare(tiny, flags, word): one_line(['compare', '-m', tiny, *flags], word)
 
 
@@ -95,7 +95,7 @@ def test_without_a_model(tmp_path):
     (['--mode', 'quick'], '--mode'), (['--device', 'tpu'], '--device'), (['--device', 'cuda'], '--device'), (['--temp', 'warm'], '--temp'),
     (['--temp', '-1'], '--temp'), (['--temp', 'nan'], '--temp'), (['--top-p', '1.5'], '--top-p'), (['--threads', '0'], '--threads'),
     (['--ctx', '0'], '--ctx'), (['--ctx', '2', '-p', 'hello world'], 'context_length_exceeded'), (['--vram', 'lots'], '--vram'),
-    (['--seed', '-1'], '--seed'), (['-n', 'x'], '-n'), (['--draft-model', 'x'], '--draft-model'), (['-f', 'nowhere.txt'], 'drop one'),
+    (['--seed', '-1'], '--seed'), (['-n', 'x'], '-n'), (['-n', '-2'], '-n'), (['--vram', '0'], '--vram'), (['--ram', '0'], '--ram'), (['--ram', '1e400GB'], '--ram'), (['--draft-model', 'x'], '--draft-model'), (['-f', 'nowhere.txt'], 'drop one'),
     (['--frobnicate'], '--frobnicate'), (['-p', ''], 'empty')])
 def test_bad_flags(tiny, flags, word): one_line(['generate', '-m', tiny, '-p', 'hello', *flags], word)
 

@@ -58,6 +58,7 @@ def test_variables_stand_for_flags():
     by_variable = json.loads(alphabook("generate", "-p", "def f", "--json", ALPHABOOK_MODE="plain", ALPHABOOK_CTX="64", ALPHABOOK_TEMP="0").stdout)
     assert by_variable["mode"] == "plain" and by_variable["text"].startswith(text["text"]) and by_variable["predicted_n"] + by_variable["prompt_n"] <= 64
     assert json.loads(alphabook("generate", "-p", "x", "-n", 1, "--mode", "exact", "--json", ALPHABOOK_MODE="plain").stdout)["mode"] == "exact"
+    assert json.loads(alphabook("generate", "-p", "x", "--json", ALPHABOOK_N="2").stdout)["predicted_n"] <= 2           # it has no long name
     p = alphabook("generate", "-p", "x", ALPHABOOK_THREADS="many", code=2)
     assert "$ALPHABOOK_THREADS" in p.stderr and p.stderr.count("\n") == 1
     for command in ("generate", "chat", "serve", "compare", "bench"): assert "examples:\n  " in alphabook(command, "--help").stdout
