@@ -1998,6 +1998,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                   'alphabook.policy.Match': ('policy.html#match', 'alphabook/policy.py'),
                                   'alphabook.policy.Match.__init__': ('policy.html#match.__init__', 'alphabook/policy.py'),
                                   'alphabook.policy.Match.over': ('policy.html#match.over', 'alphabook/policy.py'),
+                                  'alphabook.policy.Match.settled': ('policy.html#match.settled', 'alphabook/policy.py'),
                                   'alphabook.policy.Pace': ('policy.html#pace', 'alphabook/policy.py'),
                                   'alphabook.policy.Pace.__call__': ('policy.html#pace.__call__', 'alphabook/policy.py'),
                                   'alphabook.policy.Pace.__init__': ('policy.html#pace.__init__', 'alphabook/policy.py'),

@@ -131,7 +131,7 @@ def check_draft(mf: ModelFile, cfg: DraftConfig):
         raise GGUFError(f"{mf.path}: tensor {reprlib.repr(extra[0])}: is no part of a block drafter as known here "
                         f"({len(extra)} such tensors)")
 
-# %% ../nbs/18_blockdraft.ipynb #ed1dd81a
+# %% ../nbs/18_blockdraft.ipynb #378203d7
 def draft_keys(cfg: DraftConfig) -> dict:
     "What the file says of itself; the way back of `load_draft_config`."
     c = cfg.layers
@@ -156,9 +156,10 @@ def synth_draft(out, # the file to write
     "Write a block drafter of random weights for a model; equal arguments give equal bytes. → the path"
     sizes = dict(n_layer=2, n_ff=96, n_head=4, n_kv_head=2, head_dim=32, n_ctx=512) | sizes
     n, D = sizes["n_layer"], sizes["head_dim"]
-    layers = ModelConfig("qwen3", "block drafter", **FAMILIES["qwen3"], **sizes, n_embd=trunk.n_embd, n_vocab=trunk.n_vocab,
-                         eps=1e-6, rope_theta=1e4, rope_dim=D, attn_scale=D**-.5, qkv_bias=False, tied=False,
-                         window=window, swa_layers=(bool(window),)*(n - 1) + (False,))
+    layers = ModelConfig("qwen3", "block drafter", **FAMILIES["qwen3"], **sizes,
+                         n_embd=trunk.n_embd, n_vocab=trunk.n_vocab, eps=1e-6, rope_theta=1e4, rope_dim=D,
+                         attn_scale=D**-.5, qkv_bias=False, tied=False, window=window,
+                         swa_layers=(bool(window),)*(n - 1) + (False,))
     cfg, pools, rng = DraftConfig(layers, block, taps, mask_id, **more), Pools(seed), np.random.default_rng(seed)
     def values(name, shape):
         if len(shape) != 2: return "F32", (1 + rng.normal(size=shape)/8).astype(np.float32)

@@ -109,12 +109,13 @@ def enter_masks(r, anchor, mask_id: int): # from `rows`; int64 [2]: a token and 
     "What a pass reads."
     launch(k_enter, (1,), anchor, r.ids, r.positions, r.ends, mask_id, r.W, B=triton.next_power_of_2(r.W), warps=1)
 
-# %% ../nbs/18c_gpu_block.ipynb #2073eaec
+# %% ../nbs/18c_gpu_block.ipynb #3482f3f2
 def block_attention(own: GpuModel, layer, h, b: Blocks, r, angles): # h: Acts; r: from `rows` → Acts or float32 [B, H·D]
     "What attention answers, before its last product."
     cfg, B, window, keys, values = own.cfg, r.W, own.cfg.window, b.keys[layer.slot], b.values[layer.slot]
     q, _, k, v, _ = project(own, layer, h)
-    q = heads(q, k, v, angles, r.positions, keys, values, (layer.attn_q_norm, layer.attn_k_norm), cfg.eps, cfg.rope_style)
+    norms = layer.attn_q_norm, layer.attn_k_norm
+    q = heads(q, k, v, angles, r.positions, keys, values, norms, cfg.eps, cfg.rope_style)
     n, group = cfg.n_head, cfg.n_head//cfg.n_kv_head
     quantized = 256 % cfg.head_dim == 0 and layer.attn_output.type not in FLOAT_TYPES
     if quantized: out = empty_acts(B, n*cfg.head_dim, q.device)

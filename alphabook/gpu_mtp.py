@@ -316,8 +316,9 @@ def continue_drafting(self: GpuModel, cache: GpuCache, drafter, # of this cache'
 
 GpuModel.continue_drafting = continue_drafting
 
-# %% ../nbs/14a_gpu_mtp.ipynb #aba2ff53
-def start(self: GpuMtpDrafter, token: int, at: int, limit: int): # the last token, its position; no position from there on
+# %% ../nbs/14a_gpu_mtp.ipynb #32dbb12a
+def start(self: GpuMtpDrafter, token: int, at: int, # the last token, its position
+          limit: int): # no position from there on
     "Guesses for the first of some turns."
     s, d = self.state, self.state.drafts
     d.min_p.fill_(self.min_p); d.limit.fill_(limit)

@@ -192,7 +192,7 @@ class Pace:
 
     def __call__(self) -> float: return self.tokens/self.seconds
 
-# %% ../nbs/17_policy.ipynb #98462dca
+# %% ../nbs/17_policy.ipynb #a277cc31
 SHORT, SURE, FIRM = 6, 12, 0.9                 # a match that must win clearly; one that is sure, and a rate that is
 MARGIN = 0.1                                   # tokens that drafts must be expected to bring, for what is not counted
 HOPES = 0.89, 0.86, 0.85                       # how often a good block's guesses are right (Strata)
@@ -212,7 +212,8 @@ def promise(drafter, # with guesses of its own; None: 0
 class Side:
     "What `Auto` knows of one of two drafters with guesses of their own."
     def __init__(self, drafter, asking: float): # seconds that a round with its guesses takes besides the round itself
-        self.drafter, self.asking, self.rest, self.trust, self.tokens, self.seconds = drafter, asking, Rest(6, 2, 32), Trust(), 0, 0
+        self.drafter, self.asking, self.rest, self.trust = drafter, asking, Rest(6, 2, 32), Trust()
+        self.tokens, self.seconds = 0, 0
 
     def note(self, tokens: int, seconds: float, fade: float = 0.95):
         "A round in which it was asked."
@@ -221,7 +222,7 @@ class Side:
     def pace(self) -> float: return self.tokens/self.seconds if self.seconds else 0.0
 
 class Match:
-    "Which of two is asked: the one that gives more tokens a second. The other one is tried now and then, ever more seldom."
+    "Which of two is asked: the one that gives more tokens a second. The other is tried now and then, ever more seldom."
     def __init__(self, first: int = 64, # rounds with guesses before the other is tried
                  tries: int = 4, # rounds of a try, the first of which doesn't count: things are recorded in it
                  clear: float = 1.04, # so much faster it must be
@@ -229,19 +230,23 @@ class Match:
         self.first, self.tries, self.clear, self.longest = first, tries, clear, longest
         self.pause, self.left, self.trying = first, first, False
 
-    def over(self, now: Side, other: Side, tokens: int, seconds: float) -> bool: # after a round in which `now` was asked
+    def over(self, now: Side, other: Side, tokens: int, seconds: float) -> bool: # of a round in which `now` was asked
         "Whether the other one is to be asked from now on."
         if not self.trying or self.left < self.tries: now.note(tokens, seconds)
         self.left -= 1
         if self.left > 0: return False
-        if self.trying: change = now.pace() < self.clear*other.pace()
-        else: change, other.tokens, other.seconds, other.rest.left = True, 0, 0, 0
-        self.pause = self.first if self.trying and not change else min(2*self.pause, self.longest) if self.trying else self.pause
-        self.trying = not self.trying
-        self.left = self.tries if self.trying else self.pause
-        return change
+        if self.trying: return self.settled(now.pace() < self.clear*other.pace())
+        self.trying, self.left = True, self.tries
+        other.tokens, other.seconds, other.rest.left = 0, 0, 0
+        return True
 
-# %% ../nbs/17_policy.ipynb #6bb6c6d2
+    def settled(self, back: bool) -> bool: # the one that was tried has not won
+        "A try has ended."
+        self.pause = min(2*self.pause, self.longest) if back else self.first
+        self.trying, self.left = False, self.pause
+        return back
+
+# %% ../nbs/17_policy.ipynb #e501a8c7
 class Auto:
     "Copy where that is sure or both agree, else the block's guesses and what followed them; verify what pays."
     def __init__(self, prices, # Prices, or a function that measures them, called when they are first needed
@@ -251,12 +256,13 @@ class Auto:
                  behind: bool = True, # may a copy follow the block's guesses
                  block = None): # a block drafter (chapter 18): the one of both is asked that gives more tokens a second
         self.prices, self.mtp, self.copy, self.block, self.trust = prices, mtp or block, copy, mtp and block, Trust()
-        self.firm, self.agree, self.behind, self.match, self.now = firm, agree, behind and self.mtp and copy, Match(), None
+        self.firm, self.agree, self.behind = firm, agree, behind and self.mtp and copy
+        self.match, self.now, self.other = Match(), None, None
         self.mtp_rest, self.copy_rest, self.asked, self.guessed = Rest(6, 2, 32), Rest(8, 4, 8, 32), [], []
         if not callable(prices): self.begin(prices)
 
     def begin(self, prices: Prices):
-        "Now the prices are known: of two drafters with guesses the one that promises more begins; it rests if that is little."
+        "Now the prices are known: of two with guesses the one that promises more begins; it rests if that is little."
         self.prices, one = prices, prices.seconds[1]
         self.plain = 1.2*one                                   # of a round without drafts, with everything around it
         self.around = [0.2*one, 0.0, 0.4*one]                 # besides a round: plain, guesses asked for, copied

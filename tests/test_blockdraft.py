@@ -1,7 +1,9 @@
 """The block drafter through the engine: texts are those of plain decoding, greedy and sampled, and files are held
 against their models. The drafter of these tests has random weights; how good the trained one is, others measure."""
 import hashlib
+import json
 import runpy
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import alphabook.cpu_streams as cpu_backend
 import alphabook.streams as numpy_backend
 from alphabook.blockdraft import block_rows, candidates, load_draft, load_draft_config, select, synth_draft
 from alphabook.blockdrafter import run_absorb
+from alphabook.cli import main
 from alphabook.config import load_config
 from alphabook.engine import Engine, Generation, run
 from alphabook.layers import Model, open_round
@@ -166,3 +169,34 @@ def test_taps_and_blocks_are_llama_cpp_s(work, backend, name):
         assert said.tolist() == path and said.tolist() != found[:, 0].tolist()        # the selector does change something
         best = [row[k:].reshape(k, k)[i] for row, i in zip(lattice, places)]
         assert np.allclose(parts, [1/np.exp(s - s.max()).sum() for s in best], atol=2e-3)
+
+@pytest.mark.parametrize("paths", ["tiny-qwen3"], indirect=True)
+def test_bench_has_an_arm_for_it(paths, capsys):
+    "`bench --sets` with a block among its arms: one text for all, and who drafted what."
+    model, side = paths
+    code = main(["bench", "-m", str(model), "--draft-model", str(side), "--drafter", "block", "--sets", "A", "--arms", "plain,block,auto",
+                 "--prompts", "1", "--passes", "1", "--ctx", "256", "--json"])
+    result = json.loads(capsys.readouterr().out)
+    assert code == 0 and result["mismatches"] == []
+    drafts = {r["arm"]: r["by_drafter"] for r in result["rows"] if r["unit"] == "tokens/round"}
+    assert {*drafts} == {"plain", "block", "auto", "plain again"} and not drafts["plain"]
+    assert [r["drafter"] for r in result["rows"] if r["unit"] == "tok/s"] == ["none", "block", "auto", "none"]
+
+@pytest.mark.parametrize("paths", ["tiny-qwen3"], indirect=True)
+def test_served(paths):
+    "`serve --drafter block`: answers are plain decoding's, alone and two at once, and say what was drafted."
+    pytest.importorskip("fastapi")
+    from test_server import post, start
+    model, side = paths
+    want = [Engine.load(model, "cpu", n_ctx=256, drafter="none").generate(p, 24).text for p in ("hello", "a text")]
+    p, address = start("--drafter", "block", "--draft-model", side, "--ctx", 256, "--parallel", 2, model=model)
+    try:
+        def ask(prompt, **body): return post(address, "/v1/completions", prompt=prompt, max_tokens=24, temperature=0, **body)
+        with ThreadPoolExecutor(2) as pool: both = [*pool.map(ask, ("hello", "a text"))]
+        for status, answer in [*both, ask("hello")]: assert status == 200, answer
+        assert [a["choices"][0]["text"] for _, a in both] == want
+        assert all(a["timings"]["by_drafter"]["block"]["drafted"] > 0 for _, a in both)
+    finally:
+        p.terminate()
+        assert p.wait(30) == 0, "".join(p.seen)
+        p.drain.join()
