@@ -194,7 +194,7 @@ def test_a_busy_machine_is_told_and_recorded(bench, monkeypatch):
 
 
 @pytest.mark.parametrize('flags, word', [
-    (['--sets', 'A,B'], '--sets'), (['--split', 'all'], '--split'), (['--shapes', '8b'], '--shapes'), (['--arms', 'plain,mtp'], '--arms'),
+    (['--sets', 'A,B'], '--sets'), (['--split', 'all'], '--split'), (['--shapes', '9b'], '--shapes'), (['--shapes', '8b:99'], '--shapes'), (['--arms', 'plain,mtp'], '--arms'),
     (['--peer', 'http://localhost:8080'], '--peer'), (['--peer', 'vllm'], '--peer'), (['--device', 'cuda'], '--device'),
     (['--device', 'numpy'], '--device'), (['--widths', '0'], '--widths'), (['--widths', '2,x'], '--widths'),
     (['--widths', '65'], '--widths'), (['--passes', '0'], '--passes'), (['--passes', 'x'], '--passes'),
