@@ -437,7 +437,7 @@ def measure(engine: Engine, buffer, # from `read_buffer`
     return (facts, peer.facts if peer and not gone else None, [f"{facts['model']}: {w}" for w in wrong + later],
             result_rows(values, facts["model"], facts["quantization"]))
 
-# %% ../nbs/25c_protocol.ipynb #6b3e8bea
+# %% ../nbs/25c_protocol.ipynb #a0cc40a3
 def bench(engines, # iterable of Engine, of one device; used one after another
           topic: str = None, # of the file of results; None: the model's name, or "models"
           widths = (1, 2, 4, 8, 16, 32), # rows of verify rounds
@@ -459,8 +459,8 @@ def bench(engines, # iterable of Engine, of one device; used one after another
     wrong, rows, name = sum(wrong, []), sum(rows, []), facts[0]["model"] if len(facts) == 1 else "models"
     return dict(topic=f"bench-{topic or name}", device=facts[0]["device"], date=datetime.date.today().isoformat(),
                 commit=commit(), command=command, contract_version=CONTRACT_VERSION, mode=facts[0]["mode"],
-                threads=threads, machine=machine(), state=now, load=[before, load()], peer=next((p for p in peers if p), None),
-                models=facts, mismatches=wrong, rows=rows + means(rows))
+                threads=threads, machine=machine(), state=now, load=[before, load()],
+                peer=next((p for p in peers if p), None), models=facts, mismatches=wrong, rows=rows + means(rows))
 
 # %% ../nbs/25c_protocol.ipynb #2549d978
 def figure(x: float, # any
