@@ -11,7 +11,7 @@ __all__ = ['EXAMPLES', 'SLOW_START', 'PROOFS', 'SERVED', 'Parser', 'size', 'engi
            'cmd_bench', 'cmd_report', 'finish_bench', 'check_serve', 'cmd_serve', 'cmd_quality', 'cmd_quantize',
            'take_hub', 'main', 'serve_main']
 
-# %% ../nbs/28_cli.ipynb #e7b4a785
+# %% ../nbs/28_cli.ipynb #a26949f7
 import argparse
 import json
 import os
@@ -25,8 +25,8 @@ from pathlib import Path
 import numpy as np
 
 import alphabook
-from .cards import parse_shapes, shape_engines
 from .backends import gpu_lacks
+from .cards import parse_shapes, shape_engines
 from .comparator import compare_model, default_prompts, passed
 from .config import load_config
 from .cpu_streams import set_threads
