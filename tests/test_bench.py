@@ -333,6 +333,7 @@ def test_a_card_by_its_stand_in(bench, fake, tiny_model, monkeypatch, tmp_path):
     small = synth('tiny-qwen3', 'F16', tmp_path / 'small.gguf', n_layers=1, n_embd=32, n_ff=32, n_head=1, n_kv_head=1, head_dim=16)
     for where in (alphabook.cli, alphabook.engine): monkeypatch.setattr(where, 'pick_backend', lambda device: device.replace('auto', 'cuda'))
     for name, value in (('PROMPT', 2), ('DECODED', 2), ('LONG', 3), ('card_read_speed', lambda device: 100.)): monkeypatch.setattr(cards, name, value)
+    monkeypatch.setenv('ALPHABOOK_AUTO', '0')                                      # no plan: it would ask the card for its memory
     peer, log = fake()
     code, out, err = bench('-m', small, '--peer', 'llama.cpp', '--peer-python', peer, '--passes', 1, '--widths', '2', '--json', '-o', tmp_path,
                            models=())
