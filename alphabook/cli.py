@@ -63,7 +63,7 @@ def size(text: str) -> int: # such as "16GiB", "500MB" or "1e9"
     power = "bkmgt".index(m[2].lower()) if m[2] else 0
     return int(number*(1024 if m[3] else 1000)**power)
 
-# %% ../nbs/28_cli.ipynb #0a755e16
+# %% ../nbs/28_cli.ipynb #695335f0
 def engine_flags(p: Parser,
                  several: bool = False): # more than one model can be given
     "The flags that every command with an engine shares."
@@ -80,7 +80,7 @@ def engine_flags(p: Parser,
     p.add_argument("--vram", type=size, metavar="SIZE",
                    help="GPU memory that may be used; a mixture's experts share it (chapter 20c)")
     p.add_argument("--ram", type=size, metavar="SIZE", 
-                   help="RAM that weights, keys and values may take; a mixture's experts share it (chapter 21b)")
+                   help="RAM that may be used: on a CPU for all (chapter 21b), beside a GPU for experts (21c)")
     p.add_argument("--kv", default="f16", metavar="K[:V]",
                    help="types of keys and values: f16; --mode fast: f32, q8_0, q4_0")
     p.add_argument("--json", action="store_true", help="print one JSON object on standard output")
@@ -271,15 +271,16 @@ def cmd_plan(args) -> int:
           if args.json else "\n".join(plan_lines(p)))
     return 0 if p.fits else 1
 
-# %% ../nbs/28_cli.ipynb #c1e687b5
+# %% ../nbs/28_cli.ipynb #ea1e1e8b
 def load_engine(args, model = None) -> Engine: # path or name; None: the flags'
     "The engine that the shared flags describe."
     check_flags(args.mode, args.drafter, args.kv, args.draft_model)
-    path, given = resolve_model(model or args.model), {k: v for k, v in dict(vram=args.vram, ctx=args.ctx).items() if v}
+    path = resolve_model(model or args.model)
+    given = {k: getattr(args, k) for k in ("vram", "ctx", "ram") if getattr(args, k)}
     if args.device != "auto": given["device"] = args.device
     chosen = planned_card(path, given, pick_backend(args.device), say)
     device, n_ctx = chosen.get("device", args.device), chosen.get("ctx", args.ctx)
-    ram = planned_ram(path, args.ram, pick_backend(device), say)
+    ram = planned_ram(path, chosen.get("ram", args.ram), pick_backend(device), say)
     return Engine.load(model or args.model, device, args.mode, args.vram, n_ctx, args.threads, Bar("loading"),
                        args.drafter, args.draft_model, args.kv, ram, say)
 

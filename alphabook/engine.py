@@ -37,7 +37,7 @@ from .tokenizer import Tokenizer
 # %% ../nbs/23_engine.ipynb #2f98853b
 BACKENDS = {"cpu": cpu_backend, "numpy": numpy_backend}
 
-# %% ../nbs/23_engine.ipynb #70c0fc14
+# %% ../nbs/23_engine.ipynb #221a84c6
 def pick_backend(device: str, # auto, cpu, cuda or numpy
                  ) -> str: # cpu, cuda or numpy
     "The device that will be used. `ValueError` for one that can't be."
@@ -59,7 +59,11 @@ def load_model(mf: ModelFile, cfg: ModelConfig, device: str, progress = None, # 
             raise ValueError(f"--ram {ram:,}: each token reads {least:,} bytes here; only mixtures can do with less")
     if device in BACKENDS: return Model(mf, cfg, BACKENDS[device], progress, store, kv)
     from alphabook.residency import model_under
-    return model_under(mf, cfg, vram, n_ctx, kv, progress, say)
+    tiers = {}
+    if ram and cfg.n_expert:
+        from alphabook.gpu_tiers import TieredStore
+        tiers = dict(kind=TieredStore, ram=ram)
+    return model_under(mf, cfg, vram, n_ctx, kv, progress, say, **tiers)
 
 # %% ../nbs/23_engine.ipynb #6cd64d59
 def check_flags(mode: str = "exact", # exact, plain or fast
@@ -146,7 +150,7 @@ class Session:
         hidden = getattr(self.cache, "hidden", None) if self.hosted else None               # a GPU keeps it
         self.policy.committed(self.cache.ids[:self.cache.n], hidden, prompt)
 
-# %% ../nbs/23_engine.ipynb #657786d9
+# %% ../nbs/23_engine.ipynb #61c11558
 class Engine:
     "A loaded model: `stream` and `generate` text with it."
     def __init__(self, mf: ModelFile, device: str, mode: str, n_ctx: int = None, progress = None,
@@ -178,7 +182,7 @@ class Engine:
              drafter: str = "auto", # auto, mtp, copy, block or none
              draft_model = None, # GGUF file with an MTP block or a block drafter for this model; None: what it has
              kv: str = "f16", # K[:V], types of keys and values; others than f16 in mode fast only
-             ram: int = None, # bytes that weights, keys and values may take on a CPU; None: no limit
+             ram: int = None, # bytes that may be used in RAM; on a GPU: for experts that are not there; None: no limit
              say = None, # called with a line about where a mixture's experts are
              ) -> "Engine":
         "Open, check and load a model. `ValueError` in one line for anything that can't be used."

@@ -15,7 +15,7 @@ MODULES = sorted(p for p in (ROOT / "alphabook").glob("*.py") if p.stem not in N
 MAY_IMPORT_TORCH = {"doorbell", "resolved", "residency", "gpu_acts", "gpu_attention", "gpu_experts", "gpu_functions", "gpu_heads", "gpu_hybrid", "gpu_kv", "gpu_layers",
                     "gpu_leaves", "gpu_matrices", "gpu_mtp", "gpu_norms", "gpu_products", "gpu_rounds", "gpu_sampling", "gpu_stream_layers",
                     "gpu_streams", "gpu_tokens", "gpu_verdicts", "gpu_weights",
-                    "reference_layers", "reference_hybrid", "reference_streams", "reference", "chunks", "mini", "training",
+                    "gpu_tiers", "reference_layers", "reference_hybrid", "reference_streams", "reference", "chunks", "mini", "training",
                     "teaching"}
 
 def notebook_of(text: str) -> str:
