@@ -69,7 +69,7 @@ def width_for(W: int) -> int: # rows, 1 … 64
     "The narrowest recorded round with room for W rows."
     return next(w for w in WIDTHS if w >= W)
 
-# %% ../nbs/11f_gpu_rounds.ipynb #9d8afdb3
+# %% ../nbs/11f_gpu_rounds.ipynb #9953a635
 class State:
     "Tables and recordings of one text."
     def __init__(self, model: GpuModel, n_ctx: int): # positions
@@ -86,7 +86,8 @@ class State:
         self.said, self.sane = zeros(n_ctx + 1, dtype=torch.int64), zeros(1, dtype=torch.int32)
         self.pool = torch.cuda.graph_pool_handle() if d.type == "cuda" else None
         self.rounds, self.recordings, self.host = {}, {}, {}
-        self.hidden, self.keeps = None, False                # what a drafting block reads, if there is one
+        self.hidden = None                                   # what a drafting block reads, if there is one
+        self.keeps = None                                    # function (state, rows, positions, taps) that keeps it
 
     def round(self, W: int) -> Round:
         "The buffers of rounds with W rows."
@@ -95,7 +96,7 @@ class State:
 
     def play(self, f, *key): # function (state, *key)
         "Run, record or replay f."
-        at = f, *key, *([True] if self.keeps else ())
+        at = f, *key, *([self.keeps] if self.keeps else ())
         if at not in self.recordings: self.recordings[at] = Recorded(lambda: f(self, *key), self.pool)
         return launched(self.model, self.recordings[at])
 
@@ -110,8 +111,9 @@ class State:
     def clear(self):
         "As before any text."
         for t in (self.S, self.windows, self.turn, self.phrases): t.zero_()
+        self.spoiled = False                                 # a round failed and may have left something here
 
-# %% ../nbs/11f_gpu_rounds.ipynb #b8e5057e
+# %% ../nbs/11f_gpu_rounds.ipynb #baf424c6
 @triton.jit
 def norm_row(p_x, p_w, p_out, i, eps, N: tl.constexpr, L: tl.constexpr): # i: arange(L)
     "rms_norm of a row of floats of any kind, rounded to the kind that is stored."
@@ -131,17 +133,19 @@ def k_keep(p_x, p_w, p_positions, p_hidden, eps, N: tl.constexpr, L: tl.constexp
     if position >= 0: norm_row(p_x + w*N, p_w, p_hidden + position*N, tl.arange(0, L), eps, N, L)
 
 def keep_hidden(s: State, x, # float32 [W, n_embd]: the residual stream after the last layer
-                positions): # int64 [W]
+                positions, # int64 [W]
+                taps = ()): # of the round; not needed here
     "What a drafting block reads of these rows, to `s.hidden`."
     N, L = x.shape[1], n_lanes(x.shape[1])
     launch(k_keep, (len(x),), x, s.model.whole.output_norm, positions, s.hidden, s.model.cfg.eps, N=N, L=L,
            warps=1 if L == 32 else 8)
 
-# %% ../nbs/11f_gpu_rounds.ipynb #fd896208
+# %% ../nbs/11f_gpu_rounds.ipynb #b215a5a1
 def trunk_rows(s: State, W: int): # float32 [W, n_embd], or [W, S, n_embd]
     "The residual stream of a round of W rows, kept for a block that drafts, if there is one."
-    x = residual_of(s.model, s.round(W))
-    if s.keeps: keep_hidden(s, x, s.round(W).positions)
+    r = s.round(W)
+    x = residual_of(s.model, r)
+    if s.keeps: s.keeps(s, x, r.positions, r.taps)
     return x
 
 def all_logits(s: State, W: int): # (float32 [W, n_vocab], the residual stream of all rows)
@@ -254,7 +258,7 @@ class GpuCache:
             self.turn ^= 1
         self.n, self.width = n, 0
 
-# %% ../nbs/11f_gpu_rounds.ipynb #81c33eea
+# %% ../nbs/11f_gpu_rounds.ipynb #774ee4d2
 def copied(self: GpuCache, tables: bool # keys and values too
            ) -> GpuSnapshot:
     "What is committed."
@@ -272,6 +276,7 @@ def tables_of(s: State, n: int) -> tuple: # views
 
 def put_back(self: GpuCache, snap: GpuSnapshot): # None: before any text
     "Make the recurrent part that of a snapshot."
+    self.state.spoiled = False
     for i, mine in enumerate(memory_of(self)): mine.copy_(snap.memory[i]) if snap else mine.zero_()
     self.width = 0
 
@@ -283,7 +288,7 @@ def checkpoint(self: GpuCache):
 def rollback(self: GpuCache, n: int) -> int: # the position that was reached
     "Back to the first n positions, or to the last checkpoint before them; drops open rows."
     if not 0 <= n <= self.n: raise ValueError(f"Cache.rollback: {n}: must be from 0 to {self.n} (committed)")
-    if self.recurrent and n < self.n:
+    if self.recurrent and (n < self.n or self.state.spoiled):
         snap = next((c for c in reversed(self.checkpoints) if c.n <= n), None)
         put_back(self, snap)
         n = snap.n if snap else 0
@@ -308,7 +313,7 @@ def restore(self: GpuCache, snap: GpuSnapshot): # of this cache, or of another o
 
 GpuCache.snapshot, GpuCache.restore = snapshot, restore
 
-# %% ../nbs/11f_gpu_rounds.ipynb #d86817b2
+# %% ../nbs/11f_gpu_rounds.ipynb #799f5e8d
 SPARE = 2                                      # states without a cache that are kept for the next
 
 def new_cache(self: GpuModel, n_ctx: int, # positions to make room for
@@ -317,8 +322,11 @@ def new_cache(self: GpuModel, n_ctx: int, # positions to make room for
     spare = self.__dict__.setdefault("spare", [])
     state = next((s for s in spare if n_ctx <= s.n_ctx <= 4*n_ctx + 1024), None)
     if state: spare.remove(state)
-    else: state = State(self, -(-n_ctx//256)*256)
-    state.keeps = False
+    else:
+        if self.store: self.store.admit(self, n_ctx)         # ValueError if there is no room beside experts
+        state = State(self, -(-n_ctx//256)*256)
+        if self.store: self.store.texts.add(state)
+    state.keeps = None
     cache = GpuCache(state, n_ctx, keep)
     weakref.finalize(cache, take_back, spare, state, SPARE)
     return cache
@@ -328,7 +336,7 @@ def take_back(spare: list, state: State, most: int):
     spare.append(state)
     del spare[:-most]
 
-# %% ../nbs/11f_gpu_rounds.ipynb #6032d7ba
+# %% ../nbs/11f_gpu_rounds.ipynb #1ca3d3a1
 def to_host(s: State, x) -> np.ndarray: # tensor → a copy on the host
     "Wait for the device and copy."
     key, store = (x.shape, x.dtype), s.model.store
@@ -337,7 +345,8 @@ def to_host(s: State, x) -> np.ndarray: # tensor → a copy on the host
         s.host[key].copy_(x, non_blocking=True)
         if store: store.ask()
         torch.cuda.current_stream().synchronize()
-    if store: store.told()                                   # what it wants to know of the rounds that are over
+    try: store and store.told()                              # what it wants to know of the rounds that are over
+    except ValueError: s.spoiled = True; raise               # states may have gone on with what nobody shall see
     return x.numpy().copy() if x.device.type == "cpu" else s.host[key].numpy().copy()
 
 def run_round(self: GpuModel, cache: GpuCache, ids, # int [1 … 64]
@@ -350,7 +359,7 @@ def run_round(self: GpuModel, cache: GpuCache, ids, # int [1 … 64]
     cache.residual = x[:W]
     return to_host(s, logits) if want == 1 < W else to_host(s, logits)[W - (want or W):W]
 
-# %% ../nbs/11f_gpu_rounds.ipynb #411fd816
+# %% ../nbs/11f_gpu_rounds.ipynb #973b9cc0
 JOINT = 16                                     # rounds of several texts that are kept
 
 def joint_round(self: GpuModel, texts: list): # (cache, ids) each → Recorded, Round
@@ -362,7 +371,8 @@ def joint_round(self: GpuModel, texts: list): # (cache, ids) each → Recorded, 
         def play():
             x = residual_of(self, r)
             for part in r.parts:
-                if part.state.keeps: keep_hidden(part.state, x[part.rows], r.positions[part.rows])
+                s, at = part.state, part.rows
+                if s.keeps: s.keeps(s, x[at], r.positions[at], [t[at] for t in r.taps])
             return logits_of(self, x), x
         kept[key] = Recorded(play, texts[0][0].state.pool, late=True), r
     kept[key] = kept.pop(key)                                # the newest is the last
