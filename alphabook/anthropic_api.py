@@ -77,7 +77,7 @@ def tools_in(body: CountRequest) -> tuple: # (tools in OpenAI's form, or None; f
     kinds = dict(auto="auto", none="none", any="required", tool=dict(type="function", name=choice.get("name")))
     return tool_wishes(tools, kinds.get(str(choice.get("type")), "unknown"))
 
-# %% ../nbs/24f_anthropic_api.ipynb #64cc0aa3
+# %% ../nbs/24f_anthropic_api.ipynb #140509dc
 def messages_text(service: Service, body: CountRequest) -> tuple: # (text, opened)
     "The prompt of a request. Thinking is on or off where the client says so and the template listens."
     try: messages = messages_in(body)
@@ -99,16 +99,18 @@ def rule_in(body: MessagesRequest) -> tuple: # as of `wanted_rule`
     if isinstance(form, dict) and form.get("type") == "json_schema": form = dict(type="json_schema", json_schema=form)
     return wanted_rule(body, form)
 
-def messages_wishes(service: Service, body: MessagesRequest) -> tuple: # ([Wish], opened, names of functions to look for)
+def messages_wishes(service: Service, body: MessagesRequest) -> tuple: # ([Wish], opened, names of functions)
     "What a request asks for."
     check_extra(body)
     (ids, opened), (offered, forced), (rule, name) = prompt_tokens(service, body), tools_in(body), rule_in(body)
-    if rule and forced: raise ApiError(400, f"{name}: a call that must come has its own form; drop one of them", param=name)
+    if rule and forced:
+        raise ApiError(400, f"{name}: a call that must come has its own form; drop one of them", param=name)
     budget = (body.thinking or {}).get("budget_tokens")
     if not (budget is None or type(budget) is int and budget >= 0):
         raise ApiError(400, "thinking.budget_tokens: must be a number of tokens", param="thinking")
     wish = Wish(ids, body, "messages", body.stop_sequences or [], body.max_tokens, rule=rule,
-                form=forced_form(service, forced), form_param="tools" if forced else name, opened=opened, thinking=budget)
+                form=forced_form(service, forced), form_param="tools" if forced else name, opened=opened,
+                thinking=budget)
     return [wish], opened, not rule and names_of(offered)
 
 # %% ../nbs/24f_anthropic_api.ipynb #9a63cb0f

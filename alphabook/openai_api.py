@@ -68,7 +68,7 @@ class CompletionRequest(Sampling):
     logprobs: int | None = Field(None, ge=0, le=20)
     stream_options: StreamOptions | None = None
 
-# %% ../nbs/24e_openai_api.ipynb #520c0068
+# %% ../nbs/24e_openai_api.ipynb #83fddfa3
 def wanted_form(form: dict | None) -> tuple | None: # response_format → (kind of form, value)
     "The form that an answer must fit; `ApiError` for one that isn't known."
     kind = "text" if form is None else form.get("type") if isinstance(form, dict) else ""
@@ -77,7 +77,7 @@ def wanted_form(form: dict | None) -> tuple | None: # response_format → (kind 
     if kind == "regex": return "regex", form.get("pattern", form.get("value"))
     held = form.get("json_schema") if kind == "json_schema" else None
     if isinstance(held, dict) and isinstance(held.get("schema"), dict): return "json", held["schema"]
-    raise ApiError(400, "response_format: must be text, json_object, json_schema with a schema, or regex with a pattern",
+    raise ApiError(400, "response_format: text, json_object, json_schema (with a schema) or regex (with a pattern)",
                    param="response_format")
 
 ALSO = dict(json_schema="json", guided_json="json", regex="regex", guided_regex="regex", guided_choice="choice")
@@ -109,7 +109,7 @@ def wanted_rule(body: Sampling, form: dict | None) -> tuple: # response_format �
     asked = asked_forms(body, form)
     if not asked: return None, "response_format"
     (name, kind, value), *others = asked
-    if others: raise ApiError(400, f"{others[0][0]}: {name} asks for a form, too; an answer has one", param=others[0][0])
+    if others: raise ApiError(400, f"{others[0][0]}: {name} asks for a form; an answer has one", param=others[0][0])
     try: return rule_of(kind, value), name
     except ValueError as e: raise ApiError(400, f"{name}: {e}", param=name, code="invalid_schema") from None
 
@@ -276,7 +276,7 @@ async def completion_answer(service: Service, answers: Answers, *_) -> dict: # a
     return dict(envelope(service, "text_completion", "cmpl-"), choices=choices, usage=usage(answers.jobs),
                 timings=job_timings(answers.jobs))
 
-# %% ../nbs/24e_openai_api.ipynb #4a96e106
+# %% ../nbs/24e_openai_api.ipynb #2643ffe4
 def finite(value):
     "The same without numbers that JSON doesn't have."
     if isinstance(value, dict): return {k: finite(v) for k, v in value.items()}
@@ -284,7 +284,7 @@ def finite(value):
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 def dumps(value) -> str:
-    "JSON in one line that can always be sent: half of a surrogate pair becomes a question mark, what is no number null."
+    "JSON in one line that can always be sent: half of a surrogate pair becomes ?, what is no number null."
     try: text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError: text = json.dumps(finite(value), ensure_ascii=False)
     return text.encode("utf-8", "replace").decode()

@@ -70,7 +70,7 @@ def items_in(body: ResponsesRequest) -> list: # messages, as templates expect th
         else: raise ValueError(f"{where}: items of type {kind!r} can't be read: this server reads text and functions")
     return template_messages(out)
 
-# %% ../nbs/24fa_responses_api.ipynb #9c3355bd
+# %% ../nbs/24fa_responses_api.ipynb #4fcdc0d8
 def functions_in(tools: list | None) -> list | None: # the interface's flat form → the older, which templates read
     "Function tools; `ApiError` for tools that a server would have to run."
     for t in tools or []:
@@ -79,7 +79,7 @@ def functions_in(tools: list | None) -> list | None: # the interface's flat form
     return tools and [dict(type="function", function={k: v for k, v in t.items() if k not in ("type", "strict")})
                       for t in tools]
 
-def responses_wishes(service: Service, body: ResponsesRequest) -> tuple: # ([Wish], opened, names of functions to look for)
+def responses_wishes(service: Service, body: ResponsesRequest) -> tuple: # ([Wish], opened, names of functions)
     "What a request asks for."
     check_extra(body)
     check_extra(body, KEPT, "this server keeps no texts; send the whole conversation as input")
@@ -154,12 +154,13 @@ def call_item(self: Items, call: dict) -> list: # name, arguments → events
 
 Items.call = call_item
 
-# %% ../nbs/24fa_responses_api.ipynb #c6fc3412
+# %% ../nbs/24fa_responses_api.ipynb #3875d2aa
 def response(service: Service, body: ResponsesRequest, id: str, status: str, **more) -> dict:
     "A response object, without its output."
     return dict(id=id, object="response", created_at=int(time.time()), model=service.name, status=status, error=None,
                 incomplete_details=None, instructions=body.instructions, max_output_tokens=body.max_output_tokens,
-                metadata=body.metadata or {}, output=[], parallel_tool_calls=not one_call(body), previous_response_id=None,
+                metadata=body.metadata or {}, output=[], parallel_tool_calls=not one_call(body),
+                previous_response_id=None,
                 reasoning=body.reasoning or {}, store=False, temperature=body.temperature, top_p=body.top_p,
                 text=body.text or dict(format=dict(type="text")), tool_choice=body.tool_choice or "auto",
                 tools=body.tools or [], truncation="disabled", usage=None) | more
