@@ -69,7 +69,7 @@ def width_for(W: int) -> int: # rows, 1 … 64
     "The narrowest recorded round with room for W rows."
     return next(w for w in WIDTHS if w >= W)
 
-# %% ../nbs/11f_gpu_rounds.ipynb #9d8afdb3
+# %% ../nbs/11f_gpu_rounds.ipynb #c44b99f4
 class State:
     "Tables and recordings of one text."
     def __init__(self, model: GpuModel, n_ctx: int): # positions
@@ -86,7 +86,8 @@ class State:
         self.said, self.sane = zeros(n_ctx + 1, dtype=torch.int64), zeros(1, dtype=torch.int32)
         self.pool = torch.cuda.graph_pool_handle() if d.type == "cuda" else None
         self.rounds, self.recordings, self.host = {}, {}, {}
-        self.hidden, self.keeps = None, False                # what a drafting block reads, if there is one
+        self.hidden = None                                   # what a drafting block reads, if there is one
+        self.keeps = None                                    # function (state, rows, positions, taps) that keeps it
 
     def round(self, W: int) -> Round:
         "The buffers of rounds with W rows."
@@ -95,7 +96,7 @@ class State:
 
     def play(self, f, *key): # function (state, *key)
         "Run, record or replay f."
-        at = f, *key, *([True] if self.keeps else ())
+        at = f, *key, *([self.keeps] if self.keeps else ())
         if at not in self.recordings: self.recordings[at] = Recorded(lambda: f(self, *key), self.pool)
         return launched(self.model, self.recordings[at])
 
@@ -111,7 +112,7 @@ class State:
         "As before any text."
         for t in (self.S, self.windows, self.turn, self.phrases): t.zero_()
 
-# %% ../nbs/11f_gpu_rounds.ipynb #b8e5057e
+# %% ../nbs/11f_gpu_rounds.ipynb #baf424c6
 @triton.jit
 def norm_row(p_x, p_w, p_out, i, eps, N: tl.constexpr, L: tl.constexpr): # i: arange(L)
     "rms_norm of a row of floats of any kind, rounded to the kind that is stored."
@@ -131,17 +132,19 @@ def k_keep(p_x, p_w, p_positions, p_hidden, eps, N: tl.constexpr, L: tl.constexp
     if position >= 0: norm_row(p_x + w*N, p_w, p_hidden + position*N, tl.arange(0, L), eps, N, L)
 
 def keep_hidden(s: State, x, # float32 [W, n_embd]: the residual stream after the last layer
-                positions): # int64 [W]
+                positions, # int64 [W]
+                taps = ()): # of the round; not needed here
     "What a drafting block reads of these rows, to `s.hidden`."
     N, L = x.shape[1], n_lanes(x.shape[1])
     launch(k_keep, (len(x),), x, s.model.whole.output_norm, positions, s.hidden, s.model.cfg.eps, N=N, L=L,
            warps=1 if L == 32 else 8)
 
-# %% ../nbs/11f_gpu_rounds.ipynb #fd896208
+# %% ../nbs/11f_gpu_rounds.ipynb #b215a5a1
 def trunk_rows(s: State, W: int): # float32 [W, n_embd], or [W, S, n_embd]
     "The residual stream of a round of W rows, kept for a block that drafts, if there is one."
-    x = residual_of(s.model, s.round(W))
-    if s.keeps: keep_hidden(s, x, s.round(W).positions)
+    r = s.round(W)
+    x = residual_of(s.model, r)
+    if s.keeps: s.keeps(s, x, r.positions, r.taps)
     return x
 
 def all_logits(s: State, W: int): # (float32 [W, n_vocab], the residual stream of all rows)
@@ -308,7 +311,7 @@ def restore(self: GpuCache, snap: GpuSnapshot): # of this cache, or of another o
 
 GpuCache.snapshot, GpuCache.restore = snapshot, restore
 
-# %% ../nbs/11f_gpu_rounds.ipynb #d86817b2
+# %% ../nbs/11f_gpu_rounds.ipynb #ffa4c841
 SPARE = 2                                      # states without a cache that are kept for the next
 
 def new_cache(self: GpuModel, n_ctx: int, # positions to make room for
@@ -318,7 +321,7 @@ def new_cache(self: GpuModel, n_ctx: int, # positions to make room for
     state = next((s for s in spare if n_ctx <= s.n_ctx <= 4*n_ctx + 1024), None)
     if state: spare.remove(state)
     else: state = State(self, -(-n_ctx//256)*256)
-    state.keeps = False
+    state.keeps = None
     cache = GpuCache(state, n_ctx, keep)
     weakref.finalize(cache, take_back, spare, state, SPARE)
     return cache
@@ -350,7 +353,7 @@ def run_round(self: GpuModel, cache: GpuCache, ids, # int [1 … 64]
     cache.residual = x[:W]
     return to_host(s, logits) if want == 1 < W else to_host(s, logits)[W - (want or W):W]
 
-# %% ../nbs/11f_gpu_rounds.ipynb #411fd816
+# %% ../nbs/11f_gpu_rounds.ipynb #973b9cc0
 JOINT = 16                                     # rounds of several texts that are kept
 
 def joint_round(self: GpuModel, texts: list): # (cache, ids) each → Recorded, Round
@@ -362,7 +365,8 @@ def joint_round(self: GpuModel, texts: list): # (cache, ids) each → Recorded, 
         def play():
             x = residual_of(self, r)
             for part in r.parts:
-                if part.state.keeps: keep_hidden(part.state, x[part.rows], r.positions[part.rows])
+                s, at = part.state, part.rows
+                if s.keeps: s.keeps(s, x[at], r.positions[at], [t[at] for t in r.taps])
             return logits_of(self, x), x
         kept[key] = Recorded(play, texts[0][0].state.pool, late=True), r
     kept[key] = kept.pop(key)                                # the newest is the last
