@@ -87,6 +87,7 @@ def cost(out, shape, layers=None, passes=7, quick=False, at=512):
     from alphabook.gpu_block import GpuBlockDrafter, guess_block, load_gpu_draft
     from alphabook.gpu_mtp import GpuMtpDrafter, guess_on
     from alphabook.gpu_rounds import all_logits
+    from alphabook.gpu_verdicts import desk_of
     like, how = SHAPES[shape]
     cuda, t0 = torch.cuda.is_available(), time.time()
     wait = torch.cuda.synchronize if cuda else lambda: None
@@ -128,7 +129,10 @@ def cost(out, shape, layers=None, passes=7, quick=False, at=512):
             cache.begin(text[:W]); cache.width = 0
             arms[name, W] = f
     for D in sorted({B - 1, min(7, B - 1)}): arms["block", D + 1] = lambda D=D: block.state.play(guess_block, D + 1)
-    arms["MTP, 3 guesses", 4] = lambda: mtp.state.play(guess_on, 4, 3)
+    def mtp_guesses(): mtp.state.play(guess_on, 4, 3)
+    mtp.state.drafts.round(4).entry.copy_(torch.tensor([text[:4], list(range(at - 5, at - 1))]))
+    desk_of(mtp.state).last.fill_(3)
+    arms["MTP, 3 guesses", 4] = mtp_guesses
     found = {a: [] for a in arms}
     for f in arms.values(): f(); f()
     for _ in range(1 if quick else passes):
