@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['BACKENDS', 'SPACING', 'NEAR', 'CHECKPOINT_BYTES', 'AUTO_ON', 'SPARE', 'pick_backend', 'load_model', 'check_flags',
-           'marks', 'thin', 'affordable', 'Session', 'Engine', 'words', 'mtp_block', 'mtp_drafter', 'is_block',
-           'block_model', 'block_drafter', 'new_policy', 'may_block', 'prices_for', 'prompt_ids', 'borrowed', 'run',
-           'checked', 'hashing', 'stream', 'generate']
+           'marks', 'thin', 'affordable', 'Session', 'Engine', 'words', 'mtp_block', 'mtp_drafter', 'copy_drafter',
+           'is_block', 'block_model', 'block_drafter', 'new_policy', 'may_block', 'prices_for', 'prompt_ids',
+           'borrowed', 'run', 'checked', 'hashing', 'stream', 'generate']
 
 # %% ../nbs/23_engine.ipynb #8ed58d32
 import hashlib
@@ -202,7 +202,7 @@ class Engine:
         "A session that keeps its keys and values between prompts."
         return Session(self, min(n_ctx or self.n_ctx, self.n_ctx), drafter=drafter)
 
-# %% ../nbs/23_engine.ipynb #d1f0ddc1
+# %% ../nbs/23_engine.ipynb #ac471edc
 def words(self: Engine) -> DraftVocabulary:
     "The tokens that a drafter may guess; made when they are first needed."
     if not self.vocabulary: self.vocabulary = DraftVocabulary(self.tokenizer, cut_size(self.mtp_block()))
@@ -224,6 +224,12 @@ def mtp_drafter(engine: Engine, cache): # of a session; empty → MtpDrafter, or
         return drafter
     from alphabook.gpu_mtp import GpuMtpDrafter
     return GpuMtpDrafter(engine.mtp_block(), cache)
+
+def copy_drafter(engine: Engine, cache): # of a session; empty → CopyDrafter, or GpuCopyDrafter
+    "A drafter for a text."
+    if engine.device in BACKENDS: return CopyDrafter()
+    from alphabook.gpu_copying import GpuCopyDrafter
+    return GpuCopyDrafter(cache)
 
 def is_block(side) -> bool: # ModelFile, or None
     "Is a draft model's file a block drafter (chapter 18), not an MTP block?"
@@ -258,7 +264,7 @@ def new_policy(self: Engine, drafter: str, # auto, mtp, copy, block or none
     if drafter == "auto" and self.device not in AUTO_ON:
         drafter = "mtp" if has_mtp and self.device == "cuda" and not self.model.store else "none"
     if drafter == "none" or self.mode == "plain": return None
-    if drafter == "copy": return Alone(CopyDrafter())
+    if drafter == "copy": return Alone(copy_drafter(self, cache))
     if drafter == "mtp": return Alone(mtp_drafter(self, cache))
     if drafter == "block": return Alone(block_drafter(self, cache))
     mtp = mtp_drafter(self, cache) if has_mtp else None

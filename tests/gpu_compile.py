@@ -15,13 +15,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import alphabook.gpu_functions as functions
-from alphabook import (doorbell, resolved, gpu_block, gpu_acts as acts, gpu_attention as attention, gpu_experts as experts, gpu_heads as heads, gpu_hybrid as hybrid,
+from alphabook import (doorbell, resolved, gpu_block, gpu_copying, gpu_acts as acts, gpu_attention as attention, gpu_experts as experts, gpu_heads as heads, gpu_hybrid as hybrid,
                        gpu_matrices as matrices, gpu_mtp as mtp, gpu_norms as norms, gpu_products as products,
                        gpu_rounds as rounds, gpu_sampling as sampling, gpu_streams as streams, gpu_tokens as tokens, gpu_verdicts as verdicts)
 from alphabook.elementary import rope_steps
 from alphabook.gpu_weights import packing
 
-MODULES = functions, norms, acts, products, experts, matrices, heads, attention, tokens, hybrid, streams, sampling, rounds, verdicts, mtp, doorbell, resolved, gpu_block
+MODULES = functions, norms, acts, products, experts, matrices, heads, attention, tokens, hybrid, streams, sampling, rounds, verdicts, mtp, doorbell, resolved, gpu_block, gpu_copying
 TYPES = {torch.float32: '*fp32', torch.float16: '*fp16', torch.int64: '*i64', torch.int32: '*i32', torch.int16: '*i16', torch.int8: '*i8', torch.uint8: '*u8'}
 
 
@@ -184,6 +184,9 @@ def draft_calls(rand, ints, i32):
         s = Some(desk=desk, said=ints(99), accepted=i32, drafts=d, round=lambda W: r)
         verdicts.write_verdict(s, r, ints(W), torch.zeros(W, dtype=torch.int32))
         mtp.enter_guesses(s, W - 1); mtp.follow(s, r, r, ints(W))
+        for n_ctx in (512, 131072):
+            s.n_ctx, s.copies = n_ctx, gpu_copying.Copies(Some(said=ints(9), n_ctx=n_ctx))
+            gpu_copying.find_copy(s, W - 1)
 
 
 def block_calls(rand, ints):
