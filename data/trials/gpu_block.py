@@ -4,7 +4,7 @@
     python gpu_block.py check             # on a GPU: the same, and the bundled model with its trained drafter (tests/golden/gpu_drafts.json)
     python gpu_block.py cost --shape 27b  # on a GPU: ms of a block, of rounds of 1 … 16 rows, of MTP's guesses; tokens a second at
                                           # imposed acceptance
-    python gpu_block.py final --seconds 280 --out OUT      # all of it: checks, then both shapes; OUT/gpu-block.json grows as it goes
+    python gpu_block.py final --seconds 400 --out OUT      # all of it: checks, then both shapes; OUT/gpu-block.json grows as it goes
 
 Drafters of published shapes: 35b-a3b's has 6 layers of width 2048 (8 taps, blocks of 16), 27b's is taken to be as deep (no card says so),
 with blocks of 8 and DFlash2's additions. Chapter 18b draws from the JSON at which hit rate a block beats MTP with three guesses."""
@@ -202,7 +202,7 @@ if __name__ == "__main__":
     p = argparse.ArgumentParser()
     p.add_argument("what", choices=["golden", "check", "one", "cost", "final"])
     p.add_argument("--model", default="mini"); p.add_argument("--shape", default="35b-a3b", choices=SHAPES); p.add_argument("--layers", type=int)
-    p.add_argument("--quick", action="store_true"); p.add_argument("--seconds", type=float, default=280); p.add_argument("--out", default=os.environ.get("OUT", "."))
+    p.add_argument("--quick", action="store_true"); p.add_argument("--seconds", type=float, default=400); p.add_argument("--out", default=os.environ.get("OUT", "."))
     a = p.parse_args()
     Path(a.out).mkdir(parents=True, exist_ok=True)
     if a.what == "golden": golden()
