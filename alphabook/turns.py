@@ -214,7 +214,7 @@ def begin(self: Scheduler, job: Job): # yields Token
 
 Scheduler.warm_up, Scheduler.begin = warm_up, begin
 
-# %% ../nbs/24a_turns.ipynb #63cf35ee
+# %% ../nbs/24a_turns.ipynb #91b11795
 def read_on(self: Scheduler, job: Job, # whose prompt is being read
             done: int, total: int): # tokens of it that were read, tokens to read
     "Between two pieces of a prompt: every answer that is under way gets its turn."
@@ -223,13 +223,13 @@ def read_on(self: Scheduler, job: Job, # whose prompt is being read
     if job.left: raise Left
 
 def turn(self: Scheduler, prompts: bool = True): # whether prompts are read, too
-    "A round for each active job; on a CPU one for all answers that are under way."
+    "A round for each active job, one for all answers that are under way."
     jobs = [job for job in self.active if not job.running]
     answering = [job for job in jobs if job.phase == "answer" and not job.left]
     for job in jobs:
         if job.left or prompts and job.phase == "prompt": self.step(job)
     answering = [job for job in answering if job.phase == "answer"]
-    rounds = self.shared_round(answering) if len(answering) > 1 and answering[0].session.hosted else {}
+    rounds = self.shared_round(answering) if len(answering) > 1 else {}
     for job in answering: self.step(job, rounds.get(job))
 
 def shared_round(self: Scheduler, jobs: list) -> dict: # job → generator of Token; empty: each has to run its own
