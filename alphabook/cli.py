@@ -11,7 +11,7 @@ __all__ = ['EXAMPLES', 'SLOW_START', 'PROOFS', 'SERVED', 'Parser', 'size', 'engi
            'cmd_bench', 'cmd_report', 'finish_bench', 'check_serve', 'cmd_serve', 'cmd_quality', 'cmd_quantize',
            'take_hub', 'main', 'serve_main']
 
-# %% ../nbs/28_cli.ipynb #9fb9d18b
+# %% ../nbs/28_cli.ipynb #9da0178d
 import argparse
 import json
 import os
@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 
 import alphabook
+from .backends import gpu_lacks
 from .comparator import compare_model, default_prompts, passed
 from .config import load_config
 from .cpu_streams import set_threads
@@ -33,11 +34,12 @@ from .drafts import bench_sets, check_sets, open_peers, sets_table
 from .engine import BACKENDS, Engine, Generation, check_flags, load_model, may_block, pick_backend, run
 from .experts import add_ranking, record_trace, save_trace
 from .fetch import MODELS, fetch, resolve_model
+from .gpu_plan import plan_flags, planned_card, run_plan
 from .hub import hub_model
 from .judging import check_quality, quality_flags, quantize_flags, run_quality
 from .kv import EXACT_KV, parse_kv
 from .modelfile import ModelFile, summary
-from .plan import plan_lines, plan_of, planned_ram
+from .plan import plan_lines, planned_ram
 from .protocol import bench, check_room, table, write_result
 from .quantizing import quantize_file
 from .report import llama_bench_table, read_result, write_report
@@ -134,7 +136,7 @@ def serve_flags(p: Parser):
     p.add_argument("--grace", type=float, default=10.0, metavar="S",
                    help="seconds that answers get to finish when the server is asked to stop (default 10)")
 
-# %% ../nbs/28_cli.ipynb #d9b7753b
+# %% ../nbs/28_cli.ipynb #b24d5710
 def make_parser() -> Parser:
     "The whole command line."
     p = Parser(prog="alphabook", description=alphabook.__doc__)
@@ -159,10 +161,7 @@ def make_parser() -> Parser:
     f = commands.add_parser("fetch", help=f"get a model: {', '.join(MODELS)}")
     f.add_argument("name")
     n = commands.add_parser("plan", help="what a file needs, what this machine has, what would be chosen, how fast")
-    n.add_argument("file", nargs="?", help="GGUF file or the name of a fetched model; default: the bundled one")
-    n.add_argument("--vram", type=size, metavar="SIZE", help="GPU memory that may be used (plans are for CPUs)")
-    n.add_argument("--ram", type=size, metavar="SIZE", help="RAM that may be used; default: what is free, less 1 GiB")
-    n.add_argument("--drafter", help="as of generate; default: chosen")
+    plan_flags(n, size)
     s = commands.add_parser("synth", help="write a model with random weights in a published shape")
     s.add_argument("--like", required=True, metavar="NAME", help="shape, such as qwen3-0.6b")
     s.add_argument("--type", default="Q4_K_M", help="weight type (default Q4_K_M)")
@@ -259,23 +258,25 @@ def check_sampling(args):
         value = getattr(args, flag[2:].replace("-", "_"))
         if not low <= value <= high: raise ValueError(f"{flag} {value}: must be from {low} to {high}")
 
-# %% ../nbs/28_cli.ipynb #0c9c5b41
+# %% ../nbs/28_cli.ipynb #adc50f7a
 def cmd_plan(args) -> int:
     "alphabook plan"
     if args.drafter: check_flags(drafter=args.drafter)
-    given = {k: v for k, v in dict(ram=args.ram, drafter=args.drafter).items() if v}
-    p, f = plan_of(resolve_model(args.file), given, say)
-    machine = dict(free=f.free, ram=f.ram, disk=f.disk)
+    p, machine = run_plan(args, gpu_lacks(), say)
     print(json.dumps(dict(fits=p.fits, settings=p.settings, reasons=p.reasons, tok_s=p.speed, machine=machine))
           if args.json else "\n".join(plan_lines(p)))
     return 0 if p.fits else 1
 
-# %% ../nbs/28_cli.ipynb #e88e13b0
+# %% ../nbs/28_cli.ipynb #c1e687b5
 def load_engine(args, model = None) -> Engine: # path or name; None: the flags'
     "The engine that the shared flags describe."
     check_flags(args.mode, args.drafter, args.kv, args.draft_model)
-    ram = planned_ram(resolve_model(model or args.model), args.ram, pick_backend(args.device), say)
-    return Engine.load(model or args.model, args.device, args.mode, args.vram, args.ctx, args.threads, Bar("loading"),
+    path, given = resolve_model(model or args.model), {k: v for k, v in dict(vram=args.vram, ctx=args.ctx).items() if v}
+    if args.device != "auto": given["device"] = args.device
+    chosen = planned_card(path, given, pick_backend(args.device), say)
+    device, n_ctx = chosen.get("device", args.device), chosen.get("ctx", args.ctx)
+    ram = planned_ram(path, args.ram, pick_backend(device), say)
+    return Engine.load(model or args.model, device, args.mode, args.vram, n_ctx, args.threads, Bar("loading"),
                        args.drafter, args.draft_model, args.kv, ram, say)
 
 # %% ../nbs/28_cli.ipynb #326a1e8b

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TRIES', 'SHARE', 'LAYER', 'GAINS', 'KEEP_FREE', 'free_memory', 'measured', 'load_speeds', 'layer_units',
-           'seconds_per_token', 'Facts', 'Plan', 'choose', 'auto', 'facts_of', 'plan_lines', 'plan_of', 'planned_ram']
+           'seconds_per_token', 'Facts', 'Plan', 'choose', 'auto', 'facts_of', 'plan_lines', 'planned_ram']
 
 # %% ../nbs/25g_plan.ipynb #25c3073b
 import json
@@ -161,13 +161,7 @@ def plan_lines(p: Plan) -> list:
     speed = ", ".join(f"{k} {v:.0f}" if v >= 10 else f"{k} {v:.1f}" for k, v in p.speed.items())
     return [*p.reasons, f"expected tok/s: {speed}"] if p.fits else p.reasons
 
-# %% ../nbs/25g_plan.ipynb #4557c0b1
-def plan_of(path, given: dict, say = None) -> tuple: # of a model; as of `choose` → (Plan, Facts)
-    "The plan for a file on this machine."
-    with ModelFile(path) as mf:
-        facts = facts_of(mf, load_config(mf), measured(mf.path, say), say=say)
-        return choose(facts, given), facts
-
+# %% ../nbs/25g_plan.ipynb #13f4ef12
 def planned_ram(path, ram, device: str, say): # of a model; what --ram says, or None; cpu or cuda → bytes, or None
     "What --ram says, or what the plan gives a mixture that doesn't fit. None: no limit."
     if ram or not auto() or device != "cpu": return ram

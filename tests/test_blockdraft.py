@@ -10,7 +10,8 @@ import pytest
 import alphabook.cpu_streams as cpu_backend
 import alphabook.streams as numpy_backend
 from alphabook.architecture import FAMILIES, ModelConfig
-from alphabook.blockdraft import DraftConfig, block_rows, draft_shapes, load_draft, load_draft_config
+from alphabook.blockdraft import (
+    DraftConfig, block_rows, candidates, draft_shapes, load_draft, load_draft_config, select)
 from alphabook.blockdrafter import run_absorb
 from alphabook.blocks import random_blocks
 from alphabook.config import load_config
@@ -22,8 +23,10 @@ from alphabook.synth import synth
 
 GOLDEN = Path(__file__).parent/"golden"
 
-def write_draft(path, trunk, block=6, taps=(1, 2), **keys):
-    "A block drafter of random weights for a model."
+DFLASH2 = dict(conv=2, conv_group=16, rank=32, top_k=5)
+
+def write_draft(path, trunk, block=6, taps=(1, 2), more=None, **keys):
+    "A block drafter of random weights for a model; `more`: the additions of DFlash2."
     rng = np.random.default_rng(5)
     layers = ModelConfig("qwen3", "", n_layer=1, n_embd=trunk.n_embd, n_ff=64, n_head=2, n_kv_head=1, head_dim=32,
                          n_vocab=trunk.n_vocab, n_ctx=512, eps=1e-6, rope_theta=1e4, rope_dim=32, attn_scale=32**-.5,
@@ -31,19 +34,21 @@ def write_draft(path, trunk, block=6, taps=(1, 2), **keys):
     meta = dict(block_count=1, context_length=512, embedding_length=trunk.n_embd, feed_forward_length=64, block_size=block,
                 vocab_size=trunk.n_vocab, target_layers=np.array(taps, np.int32), **{f"attention.{k}": v for k, v in dict(
                     head_count=2, head_count_kv=1, key_length=32, value_length=32, layer_norm_rms_epsilon=1e-6).items()})
-    tensors = [(n, s, "F32", np.ones(s, np.float32)) if len(s) == 1 else (n, s, "F16", random_blocks("F16", *s, rng, s[1]**-.5))
-               for n, s in draft_shapes(DraftConfig(layers, block, taps, 7)).items()]
+    if more: meta |= dict(conv_kernel_size=more["conv"], conv_group_size=more["conv_group"], selector_rank=more["rank"],
+                          selector_top_k=more["top_k"])
+    tensors = [(n, s, "F32", np.ones(s, np.float32)) if len(s) != 2 else (n, s, "F16", random_blocks("F16", *s, rng, s[1]**-.5))
+               for n, s in draft_shapes(DraftConfig(layers, block, taps, 7, **more or {})).items()]
     write_gguf(path, {"general.architecture": "dflash", "tokenizer.ggml.mask_token_id": 7} | {
         f"dflash.{k}": v for k, v in (meta | keys).items()}, tensors)
     return path
 
-@pytest.fixture(scope="module", params=["tiny-qwen3", "tiny-qwen35moe"])
+@pytest.fixture(scope="module", params=["tiny-qwen3", "tiny-qwen35moe"])          # the first one: DFlash2
 def paths(request, tmp_path_factory):
     "A model, and a drafter in another folder."
     folder = tmp_path_factory.mktemp(request.param)
     model = synth(request.param, "Q8_0", folder/"model.gguf")
     (folder/"side").mkdir()
-    with ModelFile(model) as mf: side = write_draft(folder/"side"/"block.gguf", load_config(mf))
+    with ModelFile(model) as mf: side = write_draft(folder/"side"/"block.gguf", load_config(mf), more=DFLASH2 if request.param == "tiny-qwen3" else None)
     return model, side
 
 def blocks_of(engine, prompt, n, **sampling):
@@ -114,7 +119,9 @@ def test_one_that_does_not_fit_is_refused_or_left_alone(paths, tmp_path):
         Engine.load(model, "cpu", n_ctx=64, drafter="mtp", draft_model=side)
 
 @pytest.mark.parametrize("keys, said", [
-    (dict(block_size=99), "block_size: is 99"), (dict(selector_rank=4), "selector_rank: is 4"),
+    (dict(block_size=99), "block_size: is 99"), (dict(selector_rank=4, selector_top_k=0), "selector_top_k: is 0"),
+    (dict(selector_rank=4, selector_top_k=4), "selector_predecessor.weight"), (dict(conv_kernel_size=9), "conv_kernel_size: is 9"),
+    (dict(conv_kernel_size=2, conv_group_size=7), "conv_group_size: is 7; a divisor of"),
     (dict(embedding_length=96), "embedding_length: is 96"), (dict(block_count=2), "tensor blk.1"),
     ({"attention.causal": True}, "causal: is True"), (dict(embedding_scale=2.0), "embedding_scale")])
 def test_what_a_file_says_is_held_against_the_model(paths, tmp_path, keys, said):
@@ -123,23 +130,29 @@ def test_what_a_file_says_is_held_against_the_model(paths, tmp_path, keys, said)
         load_draft_config(mf, trunk)
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
-    "The pair that llama.cpp ran, made again, and what it said."
+def work(tmp_path_factory):
+    "The models that llama.cpp ran, made again."
     runpy.run_path(str(GOLDEN/"record_dflash.py"))["make"](work := tmp_path_factory.mktemp("dflash"))
-    seen = np.load(GOLDEN/"dflash.npz")
-    made = [hashlib.sha256((work/f"{n}.gguf").read_bytes()).hexdigest() for n in ("target", "draft")]
+    return work
+
+def recorded(work, name):
+    "What llama.cpp said."
+    seen = np.load(GOLDEN/f"{'dflash2' if name == 'draft2' else 'dflash'}.npz")
+    made = [hashlib.sha256((work/f"{n}.gguf").read_bytes()).hexdigest() for n in ("target", name)]
     if made != seen["sha256"].tolist(): pytest.skip("the files can't be made again with this numpy")
-    return work, seen
+    return seen
 
 def cosines(a, b):
     a, b = np.float64(a), np.float64(b)
     return (a*b).sum(-1)/np.sqrt((a*a).sum(-1)*(b*b).sum(-1))
 
+@pytest.mark.parametrize("name", ["draft", "draft2"])
 @pytest.mark.parametrize("backend", [cpu_backend, numpy_backend], ids=["cpu", "numpy"])
-def test_taps_and_blocks_are_llama_cpp_s(recorded, backend):
-    "Two layers, one with a window shorter than the text; the drafter brings embedding and head. Keys are float16 here."
-    work, seen = recorded
-    with ModelFile(work/"target.gguf") as mf, ModelFile(work/"draft.gguf") as side:
+def test_taps_and_blocks_are_llama_cpp_s(work, backend, name):
+    """Two layers, one with a window shorter than the text; the drafter brings embedding and head. Keys are float16 here.
+    The second one is DFlash2's: its candidates and the path through them are llama.cpp's too."""
+    seen = recorded(work, name)
+    with ModelFile(work/"target.gguf") as mf, ModelFile(work/f"{name}.gguf") as side:
         model = Model(mf, load_config(mf), backend)
         own, ids, n = load_draft(model, side), seen["ids"], len(seen["taps"])
         cache = model.new_cache(64)
@@ -150,4 +163,16 @@ def test_taps_and_blocks_are_llama_cpp_s(recorded, backend):
         run_absorb(own, mine, seen["taps"])
         r = open_round(own, mine, seen["block"])
         rows = block_rows(own, enter(own, seen["block"]), r, np.full(len(seen["block"]), r.positions[-1]))
-        assert cosines(head(own, rows), seen["logits"]).min() > 1 - 1e-6
+        assert cosines(logits := head(own, rows), seen["logits"]).min() > 1 - 1e-6
+        if name == "draft": return
+        k, lattice, path, places = own.draft.top_k, seen["lattice"][1:], [], [0]
+        found, scores = candidates(logits[1:], k)
+        for row in lattice:                                  # k candidates; scores [predecessor, candidate]
+            places.append(int(row[k:].reshape(k, k)[places[-1]].argmax()))
+            path.append(int(row[places[-1]]))
+        assert (np.sort(found) == np.sort(lattice[:, :k])).all()
+        gate = own.ops.matmul(own.whole.selector_hidden, rows[1:])
+        said, parts = select(own, int(seen["block"][0]), found, scores, gate)
+        assert said.tolist() == path and said.tolist() != found[:, 0].tolist()        # the selector does change something
+        best = [row[k:].reshape(k, k)[i] for row, i in zip(lattice, places)]
+        assert np.allclose(parts, [1/np.exp(s - s.max()).sum() for s in best], atol=2e-3)

@@ -1,12 +1,14 @@
 """Plans: pure choices, predictions against recorded runs, and what the command says."""
 import json
 import os
+from dataclasses import replace
 
 import pytest
 
 from alphabook.cli import main
 from alphabook.config import load_config
 from alphabook.modelfile import ModelFile
+from alphabook.gpu_plan import MEASURED_ON, Card, ShapeFile, card_facts, card_here, choose_card, context_for, load_cards, planned_card
 from alphabook.plan import KEEP_FREE, Facts, auto, choose, facts_of, layer_units, load_speeds, measured, planned_ram, seconds_per_token
 from conftest import ROOT
 
@@ -79,3 +81,124 @@ def test_a_bare_model_gets_slots_only_if_it_does_not_fit(capsys, monkeypatch, ti
     assert main(["generate", "-m", str(path), "-p", "x", "-n", "1"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert planned_ram(path, 5, "cpu", said.append) == 5      # what was said wins
+
+# A card, without one.
+
+GIB = 1 << 30
+CARD = Card("a card", 16*GIB, 400.0, 24.0, "sm_86")
+
+@pytest.fixture(scope="module")
+def shapes():
+    def facts(like, card=CARD, free=64*GIB, mtp=0):
+        with ShapeFile(like, mtp=mtp) as mf:
+            cfg = load_config(mf)
+            return card_facts(mf, cfg, card, facts_of(mf, cfg, SPEEDS, free=free))
+    pytest.importorskip("triton"); pytest.importorskip("torch")
+    return {like: facts(like, mtp=mtp) for like, mtp in (("qwen3-0.6b", 0), ("qwen3.6-35b-a3b", 1))} | dict(of=facts)
+
+def test_a_card_needs_what_the_store_says(tiny_model, tmp_path):
+    pytest.importorskip("triton"); pytest.importorskip("torch")
+    from alphabook.residency import needed_bytes
+    from alphabook.fetch import resolve_model
+    from alphabook.synth import synth
+    joined = synth("tiny-qwen35moe", "Q4_0", tmp_path/"m.gguf", n_layers=2, n_embd=64, n_ff_shared=32, n_ff_expert=32)     # the shared one has a slot
+    some = [tiny_model(*f) for f in (("qwen35moe", "Q4_0"), ("gpt-oss", "MXFP4"), ("qwen3", "Q8_0"), ("qwen3moe", "F16"))]
+    for family in (*some, joined, resolve_model(None)):
+        with ModelFile(family) as mf:
+            cfg = load_config(mf)
+            f = card_facts(mf, cfg, CARD, facts_of(mf, cfg, SPEEDS))
+            for n in (256, 4096): assert f.fixed + f.experts + n*f.position == needed_bytes(mf, cfg, n), family
+
+def test_the_longest_context_that_costs_no_expert(shapes):
+    small, large = shapes["qwen3-0.6b"], shapes["qwen3.6-35b-a3b"]
+    assert "ctx" not in choose_card(small).settings and choose_card(small).settings["device"] == "cuda"
+    cap = int(large.fixed + large.experts + 40_000*large.position)
+    assert choose_card(large, dict(vram=cap)).settings["ctx"] == 32768
+    p = choose_card(large, dict(vram=cap, ctx=200_000))       # what is said wins; it costs experts
+    assert p.settings["ctx"] == 200_000 and any("of the experts have slots" in r for r in p.reasons)
+    assert not any("of the experts have slots" in r for r in choose_card(large, dict(vram=cap)).reasons)
+    tight = choose_card(large, dict(vram=8*GIB))
+    assert 2048 <= tight.settings["ctx"] <= 8*GIB/8/large.position and tight.settings["vram"] == 8*GIB
+    assert [context_for(small, int(small.fixed + n*small.position)) for n in (2040, 2050, 9000, 50_000)] == [0, 2048, 8192, 40960]
+
+def test_what_fits_no_card_is_for_the_cpu(shapes):
+    f = shapes["qwen3-0.6b"]
+    p = choose_card(f, dict(vram=f.fixed))
+    assert p.settings["device"] == "cpu" and "not on the card" in p.reasons[0] and p.speed["plain"] > 0
+    forced = choose_card(f, dict(vram=f.fixed, device="cuda"))
+    assert not forced.fits and not forced.speed and any("does not fit" in r for r in forced.reasons)
+
+def test_speed_by_card(shapes):
+    f = shapes["qwen3.6-35b-a3b"]
+    def speed(card, given): return choose_card(replace(f, card=card), given).speed
+    caps = [speed(CARD, dict(vram=n*GIB, ctx=8192, device="cuda")).get("plain", 0) for n in range(2, 30)]
+    assert caps == sorted(caps) and 0 < caps[1] < caps[-1]/2
+    whole = speed(CARD, dict(vram=40*GIB))
+    assert whole["R"] > whole["V"] > whole["A"] > whole["plain"]               # its block drafts
+    some = speed(CARD, dict(vram=8*GIB))
+    assert len(set(some.values())) == 1                                        # not with experts elsewhere
+    assert len(set(speed(CARD, dict(vram=40*GIB, drafter="none")).values())) == 1
+    assert speed(replace(CARD, copy=800.0), dict(vram=40*GIB))["plain"] > whole["plain"]
+    assert speed(replace(CARD, copy=0.0), {}) == {}
+    ranked = replace(f, host=replace(f.host, hit=lambda n: 0.99))
+    assert choose_card(ranked, dict(vram=8*GIB)).speed["plain"] > some["plain"]
+    assert any("read from the disk" in r for r in choose_card(replace(f, host=replace(f.host, free=8*GIB)), dict(vram=8*GIB)).reasons)
+
+def test_a_measured_row_is_worth_more(shapes):
+    f = shapes["of"]("qwen3-0.6b", Card("NVIDIA H200", 139*GIB, 4230.0, 53.0, "sm_90"))
+    assert f.known == {None: (1351.6, MEASURED_ON)} and choose_card(f).speed["plain"] == pytest.approx(1351.6)
+    assert choose_card(replace(f, known={})).speed["plain"] == pytest.approx(1351.6, rel=.05)
+    assert shapes["of"]("qwen3-0.6b").known == {}             # another card
+    large = replace(shapes["qwen3.6-35b-a3b"], known={None: (500, "d"), 16: (100, "d"), 0: (90, "d")})
+    assert [choose_card(large, dict(vram=int(n*GIB))).speed["plain"] for n in (16, 40)] == [100, 500]
+    assert choose_card(large, dict(vram=12*GIB)).speed["plain"] not in (100, 500, 90)
+
+def test_the_command_for_a_card_that_is_not_here(cached, capsys, tmp_path, tiny_model):
+    pytest.importorskip("triton"); pytest.importorskip("torch")
+    path = str(tiny_model("qwen35moe"))
+    def run(*words):
+        code = main(["plan", *words, "--json"])
+        out = capsys.readouterr()
+        return code, json.loads(out.out) if out.out else out.err
+    code, plan = run("--shape", "qwen3.6-35b-a3b", "--card", "RTX 4060 Ti", "--ram", "64GiB")
+    assert code == 0 and plan["settings"]["device"] == "cuda" and plan["tok_s"]["plain"] > 10 and plan["machine"]["card"]["arch"] == "sm_89"
+    code, plan = run(path, "--vram", "1GiB")
+    assert code == 0 and plan["settings"]["vram"] == GIB and plan["tok_s"] == {} and "--card says which" in plan["reasons"][-1]
+    assert run(path)[1]["settings"]["device"] == "cpu" and run(path, "--device", "cpu", "--vram", "1GiB")[1]["settings"]["device"] == "cpu"
+    assert run(path, "--vram", "1MiB", "--card", "RTX 4090", "--device", "cuda")[0] == 1
+    (tmp_path/"bad.json").write_text('{"free": -1}')
+    for words, why in ((("--card", "Voodoo 2"), "neither a file nor"), (("--card", str(tmp_path/"bad.json")), "free"), (("--shape", "no-such"), "no shape named"),
+                       (("--shape", "qwen3-8b", "--type", "Q9"), "--type Q9"), ((path, "--shape", "qwen3-8b"), "both give"), (("--device", "tpu"), "must be"),
+                       (("--card", "H200", "--device", "cpu"), "contradict"), (("--ctx", "0"), "at least 1")):
+        code, err = run(*words)
+        assert code == 2 and why in err and err.count("\n") == 1, (words, err)
+
+def test_a_bare_model_on_a_card(monkeypatch, tiny_model):
+    torch = pytest.importorskip("torch"); pytest.importorskip("triton")
+    import alphabook.gpu_plan as gpu_plan
+    said = []
+    with ShapeFile("qwen3.6-27b") as shape:
+        monkeypatch.setattr(gpu_plan, "ModelFile", lambda path: shape)
+        def planned(free, **given):
+            monkeypatch.setattr(gpu_plan, "asked_card", lambda torch: Card("A", free, arch="sm_86"))
+            said.clear()
+            return planned_card("x", given, "cuda", said.append)
+        assert planned(140*GIB) == {} and not said
+        assert planned(24*GIB) == dict(ctx=65536) and said[0].startswith("--ctx 65536")
+        assert planned(8*GIB) == dict(device="cpu") and "not on the card" in said[0]
+        assert planned(8*GIB, device="cuda") == {} and planned(24*GIB, ctx=7) == {}        # what is said wins; loading says what doesn't fit
+        monkeypatch.setenv("ALPHABOOK_AUTO", "0")
+        assert planned(24*GIB) == {}
+
+def test_speeds_of_a_card_are_kept(cached, monkeypatch):
+    pytest.importorskip("torch")
+    import alphabook.gpu_plan as gpu_plan
+    monkeypatch.setattr(gpu_plan, "asked_card", lambda torch: Card("A", 5, arch="sm_86", source="measured"))
+    monkeypatch.setattr(gpu_plan, "card_speeds", lambda torch: dict(copy=400.0, pcie=20.0))
+    assert card_here() == Card("A", 5, 400.0, 20.0, "sm_86", "measured")
+    monkeypatch.setattr(gpu_plan, "card_speeds", lambda torch: 1/0)
+    assert card_here().copy == 400.0
+    place = cached.with_name("cards.json")
+    for damage in ("", "[]", '{"x": {"copy": 1}}', '{"x": {"copy": true, "pcie": 3}}', '{"x": {"copy": -1, "pcie": 3}}'):
+        place.write_text(damage)
+        assert load_cards(place) == {}

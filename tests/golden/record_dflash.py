@@ -6,7 +6,9 @@
 `make` writes WORK/target.gguf (tiny-qwen3, random weights, F32) and WORK/draft.gguf, a random `dflash` model of two layers,
 one of them with a window, that brings the target's embedding and head along. `llama.cpp` leaves tests/golden/dflash.npz:
 `ids`, `block` (anchor and masks), `taps` (n, 2·n_embd: what entered layers 1 and 2 of the target), `logits` (of the block's
-rows behind those positions), `sha256` of both files. Everything in float32, flash attention off. The files are made again
+rows behind those positions), `sha256` of both files. WORK/draft2.gguf has the additions of DFlash2 besides, convolutions and a
+selector; tests/golden/dflash2.npz has the same of it, and `lattice`, what its selector says of each position: TOP_K candidates,
+and for each of TOP_K predecessors (of the first position: the anchor, TOP_K times) a score of each candidate. Everything in float32, flash attention off. The files are made again
 for the test: their weights come from numpy's generator."""
 import argparse
 import ctypes
@@ -18,6 +20,7 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 TAPS, BLOCK, WINDOW, N = (1, 2), 6, 20, 40
+MORE = dict(conv=2, conv_group=16, rank=24, top_k=5)
 
 
 def make(work):
@@ -29,7 +32,7 @@ def make(work):
     from alphabook.modelfile import ModelFile, write_gguf
     from alphabook.synth import synth
     work.mkdir(parents=True, exist_ok=True)
-    mf, rng = ModelFile(synth("tiny-qwen3", "F32", work/"target.gguf")), np.random.default_rng(60)
+    mf = ModelFile(synth("tiny-qwen3", "F32", work/"target.gguf"))
     trunk = load_config(mf)
     layers = ModelConfig("qwen3", "", n_layer=2, n_embd=trunk.n_embd, n_ff=96, n_head=4, n_kv_head=2, head_dim=32,
                          n_vocab=trunk.n_vocab, n_ctx=512, eps=1e-6, rope_theta=1e4, rope_dim=32, attn_scale=32**-.5,
@@ -40,13 +43,17 @@ def make(work):
                     sliding_window=WINDOW, sliding_window_pattern=[True, False]).items()}, **{"rope.freq_base": 1e4})
     table = mf.tensors["token_embd.weight"]
     head = mf.tensors.get("output.weight", table)
-    tensors = []
-    for name, shape in draft_shapes(DraftConfig(layers, BLOCK, TAPS, 7, ("token_embd", "output"))).items():
-        given = {"token_embd.weight": table, "output.weight": head}.get(name)
-        x = rng.normal(size=shape)*shape[-1]**-.5 if len(shape) > 1 else 1 + rng.normal(size=shape)/8
-        tensors.append((name, shape, "F32", given.data if given else x.astype(np.float32)))
-    meta = {"general.architecture": "dflash", "tokenizer.ggml.mask_token_id": 7, **{f"dflash.{k}": v for k, v in keys.items()}}
-    write_gguf(work/"draft.gguf", meta | {k: v for k, v in mf.meta.items() if k.startswith("tokenizer.")}, tensors)
+    more = dict(conv_kernel_size=MORE["conv"], conv_group_size=MORE["conv_group"], selector_rank=MORE["rank"],
+                selector_top_k=MORE["top_k"])
+    for file, seed, keys, fields in (("draft", 60, keys, {}), ("draft2", 61, keys | more, MORE)):
+        tensors, rng = [], np.random.default_rng(seed)
+        for name, shape in draft_shapes(DraftConfig(layers, BLOCK, TAPS, 7, ("token_embd", "output"), **fields)).items():
+            given = {"token_embd.weight": table, "output.weight": head}.get(name)
+            x = rng.normal(size=shape)*shape[-1]**-.5 if len(shape) > 1 else 1 + rng.normal(size=shape)/8
+            if "cessor" in name: x *= 8                       # so that pairs count beside the head's scores
+            tensors.append((name, shape, "F32", given.data if given else x.astype(np.float32)))
+        meta = {"general.architecture": "dflash", "tokenizer.ggml.mask_token_id": 7, **{f"dflash.{k}": v for k, v in keys.items()}}
+        write_gguf(work/f"{file}.gguf", meta | {k: v for k, v in mf.meta.items() if k.startswith("tokenizer.")}, tensors)
 
 
 def context(lib, path, **more):
@@ -82,21 +89,28 @@ def llama_cpp(work):
     get = so._Z30llama_get_embeddings_layer_inpP13llama_contextj
     put.argtypes, put.restype = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool], None
     get.argtypes, get.restype = [ctypes.c_void_p, ctypes.c_uint32], ctypes.POINTER(ctypes.c_float)
+    lattice_on, lattice_of = so._Z26llama_set_embeddings_nextnP13llama_contextbb, so._Z26llama_get_embeddings_nextnP13llama_context
+    lattice_on.argtypes, lattice_on.restype = [ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool], None
+    lattice_of.argtypes, lattice_of.restype = [ctypes.c_void_p], ctypes.POINTER(ctypes.c_float)
     ids = np.random.default_rng(7).integers(8, 250, N + 1).tolist()
     model, ctx = context(lib, work/"target.gguf")
     n_embd, n_vocab = lib.llama_model_n_embd(model), lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
     for layer in TAPS: put(ctx, layer, True)
     assert lib.llama_decode(ctx, batch_of(lib, ids[:N])) == 0
     taps = np.concatenate([np.ctypeslib.as_array(get(ctx, layer), (N, n_embd)).copy() for layer in TAPS], 1)
-    model, ctx = context(lib, work/"draft.gguf")
-    lib.llama_set_causal_attn(ctx, False)
-    assert lib.llama_decode(ctx, batch_of(lib, embd=taps)) == 0
     block = [ids[N]] + [7]*(BLOCK - 1)
-    assert lib.llama_decode(ctx, batch_of(lib, block, at=N)) == 0
-    logits = np.ctypeslib.as_array(lib.llama_get_logits(ctx), (BLOCK, n_vocab)).copy()
-    np.savez_compressed(HERE/"dflash.npz", ids=ids, block=block, taps=taps, logits=logits,
-                        sha256=[hashlib.sha256((work/f"{n}.gguf").read_bytes()).hexdigest() for n in ("target", "draft")])
-    print("logits", logits.std(), "taps", taps.std(0).mean())
+    for file, out in (("draft", "dflash"), ("draft2", "dflash2")):
+        model, ctx = context(lib, work/f"{file}.gguf")
+        lib.llama_set_causal_attn(ctx, False)
+        if file == "draft2": lattice_on(ctx, True, False)
+        assert lib.llama_decode(ctx, batch_of(lib, embd=taps)) == 0
+        assert lib.llama_decode(ctx, batch_of(lib, block, at=N)) == 0
+        logits = np.ctypeslib.as_array(lib.llama_get_logits(ctx), (BLOCK, n_vocab)).copy()
+        k, more = MORE["top_k"], {}
+        if file == "draft2": more["lattice"] = np.ctypeslib.as_array(lattice_of(ctx), (BLOCK, n_embd))[:, :k + k*k].copy()
+        np.savez_compressed(HERE/f"{out}.npz", ids=ids, block=block, taps=taps, logits=logits, **more,
+                            sha256=[hashlib.sha256((work/f"{n}.gguf").read_bytes()).hexdigest() for n in ("target", file)])
+        print(file, "logits", logits.std(), "taps", taps.std(0).mean())
 
 
 if __name__ == "__main__":
