@@ -9,13 +9,18 @@ pytest.importorskip('triton', reason='triton is not installed (there is none for
 torch = pytest.importorskip('torch')
 
 import alphabook.cpu_streams as cpu
+import alphabook.engine
 from alphabook import gpu_functions, gpu_together
 from alphabook.arithmetic import sample
 from alphabook.config import load_config
+from alphabook.copying import CopyDrafter
+from alphabook.engine import Engine
 from alphabook.gpu_rounds import all_logits
 from alphabook.gpu_together import GpuModel
 from alphabook.layers import Model
 from alphabook.modelfile import ModelFile
+from alphabook.policy import Alone
+from alphabook.replies import Generation, Reply, advance_together
 from alphabook.rounds import run_round, run_together
 from alphabook.synth import synth
 
@@ -52,11 +57,11 @@ def game(model, turns, together):
 
 def test_texts_come_leave_and_take_rows_back(models):
     "Of two and three texts, rejected rows, one that commits nothing, others in its seat before a text commits, texts in another order."
-    turns = [[(0, 2, 1, 'waits'), (1, 1, 1)], [(2, 2, 1), (1, 1, 1)], [(1, 1, 0), (0, 1, 1), (2, 1, 1)], [(2, 1, 1), (1, 1, 1)]]
+    turns = [[(0, 2, 1, 'waits'), (1, 1, 1)], [(2, 2, 1), (1, 1, 1)], [(1, 1, 0), (0, 1, 1), (2, 1, 1)], [(1, 1, 1)]]
     twin, model = models
     want, got = game(twin, turns, False), game(model, turns, True)
-    assert all(map(same, want, got)) and len(want) == len(got) == 9
-    assert {(j.n, j.rows) for j in model.joint.values()} == {(2, 2), (2, 1), (3, 1)}
+    assert all(map(same, want, got)) and len(want) == len(got) == 8
+    assert {(j.n, j.rows) for j in model.joint.values()} == {(2, 2), (3, 1)}
 
 
 def started(model, lengths, together=False):
@@ -99,8 +104,27 @@ def test_nothing_is_said_of_logits_that_are_not_finite(models, monkeypatch):
         logits[1, 3] = float('nan')
         return logits, x
     monkeypatch.setattr(gpu_together, 'joint_logits', spoil)
-    one, two = model.continue_together([(c, 42, {}) for c in started(model, (1, 1), True)], 1)
-    assert one == said(twin, 1, 42, 1, {}) and isinstance(two, FloatingPointError)
+    one, two = model.continue_together([(model.new_cache(32), 42, {}) for _ in range(2)], 1)
+    assert one == [int(run_round(twin, twin.new_cache(8), [42])[0].argmax())] and isinstance(two, FloatingPointError)
+
+
+def test_answers_share_rounds_on_a_device(tmp_path, monkeypatch):
+    "Two whose tokens the device chooses, one of them with a drafter, and one whose logits somebody watches: the texts that a CPU says."
+    path = synth('tiny-qwen35', 'F16', tmp_path/'m.gguf', **TINY)
+    monkeypatch.setattr(alphabook.engine, 'pick_backend', lambda device: device)
+    cpu_, gpu = (Engine.load(path, device, n_ctx=64) for device in ('cpu', 'cuda'))
+    prompts, rules, n, seen = ([5], [6, 7], [8]), ({}, dict(temp=.9, seed=3), {}), 3, []
+    want = [cpu_.generate(p, n, drafter='none', **how).token_ids for p, how in zip(prompts, rules)]
+    replies = [Reply(gpu, gpu.session(64, drafter='none'), Generation(), p, n, watch=watch, sampling=how)
+               for p, how, watch in zip(prompts, rules, (None, None, lambda row, id: seen.append(id)))]
+    replies[1].session.policy = policy = Alone(CopyDrafter())
+    for r in replies: list(r.begin())
+    rounds, calls = gpu.model.continue_together, []
+    monkeypatch.setattr(gpu.model, 'continue_together', lambda texts, n: calls.append((len(texts), n)) or rounds(texts, n))
+    while under_way := [r for r in replies if not r.over]:
+        for said in advance_together(under_way): list(said)
+    assert [r.g.token_ids for r in replies] == want and seen == want[2] and calls == [(2, 2)]
+    assert [r.g.rounds for r in replies] == [2, 2, 2] and policy.drafter.index.n == 4
 
 
 def test_what_is_asked_in_vain(models):
