@@ -6,7 +6,8 @@
 __all__ = ['WIDTHS', 'SPARE', 'Recorded', 'launched', 'width_for', 'State', 'norm_row', 'k_keep', 'keep_hidden', 'trunk_rows',
            'all_logits', 'last_logits', 'accept_part', 'accept', 'k_advance', 'choose_rows', 'step', 'GpuSnapshot',
            'GpuCache', 'copied', 'memory_of', 'tables_of', 'put_back', 'checkpoint', 'rollback', 'snapshot', 'restore',
-           'new_cache', 'take_back', 'to_host', 'run_round', 'can_continue', 'sampling_of', 'continue_text']
+           'new_cache', 'new_state', 'take_back', 'to_host', 'run_round', 'can_continue', 'sampling_of',
+           'continue_text']
 
 # %% ../nbs/11f_gpu_rounds.ipynb #d6703bb9
 import weakref
@@ -311,7 +312,7 @@ def restore(self: GpuCache, snap: GpuSnapshot): # of this cache, or of another o
 
 GpuCache.snapshot, GpuCache.restore = snapshot, restore
 
-# %% ../nbs/11f_gpu_rounds.ipynb #d86817b2
+# %% ../nbs/11f_gpu_rounds.ipynb #816d23b6
 SPARE = 2                                      # states without a cache that are kept for the next
 
 def new_cache(self: GpuModel, n_ctx: int, # positions to make room for
@@ -320,11 +321,18 @@ def new_cache(self: GpuModel, n_ctx: int, # positions to make room for
     spare = self.__dict__.setdefault("spare", [])
     state = next((s for s in spare if n_ctx <= s.n_ctx <= 4*n_ctx + 1024), None)
     if state: spare.remove(state)
-    else: state = State(self, -(-n_ctx//256)*256)
+    else: state = new_state(self, -(-n_ctx//256)*256)
     state.keeps = False
     cache = GpuCache(state, n_ctx, keep)
     weakref.finalize(cache, take_back, spare, state, SPARE)
     return cache
+
+def new_state(model: GpuModel, n_ctx: int) -> State: # positions
+    "Its memory, or a ValueError in one line."
+    try: return State(model, n_ctx)
+    except torch.cuda.OutOfMemoryError:
+        raise ValueError(f"no memory on the device for one more text of {n_ctx:,} positions: give a smaller --ctx, or "
+                         "fewer --parallel") from None
 
 def take_back(spare: list, state: State, most: int):
     "A state whose cache is gone; beyond `most` of them the oldest goes."

@@ -44,7 +44,7 @@ def load_tensor(ops, # backend
     if len(tensor.shape) == 3: return ops.load_experts(data, type)
     return ops.load_matrix(data, type, attr in ROWS_ONLY and not (tied and attr == "token_embd"))
 
-# %% ../nbs/11a_layers.ipynb #cefdc5a4
+# %% ../nbs/11a_layers.ipynb #f88cd042
 class Model:
     "A model ready to run: its configuration, a backend, and the weights in that backend's form."
     def __init__(self, mf: ModelFile, # the open file; must stay open
@@ -59,6 +59,7 @@ class Model:
         self.cfg, self.ops, kinds = cfg, backend, [cfg.mixer(i) for i in range(cfg.n_layer)]
         self.kv, self.record = kv, True                      # rounds may be recorded, if the backend can
         self.tapes, self.came = {}, Counter()                # recordings; rounds that came, and how often
+        self.joint = 0                                       # rounds that texts have shared
         self.taps = ()                                       # layers whose input rounds leave for others (chapter 18)
         self.layers = [SimpleNamespace(index=i, slot=kinds[:i].count(kind)) for i, kind in enumerate(kinds)]
         self.whole, tensors = SimpleNamespace(rope_freqs=None), model_tensors(mf, cfg)

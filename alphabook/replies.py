@@ -115,7 +115,7 @@ def count_round(g: Generation, name: str, # the drafter
     per += [0]*(drafted - len(per))
     for i in range(accepted): per[i] += 1
 
-# %% ../nbs/22a_replies.ipynb #648c6d8a
+# %% ../nbs/22a_replies.ipynb #f575f2d4
 def weights_of(engine): # Engine → function, as of `sample`
     "The sampler's part that a backend may do."
     return (numpy_backend if engine.device == "numpy" else cpu_backend).token_weights
@@ -133,6 +133,7 @@ class Reply:
         self.engine, self.session, self.g, self.ids, self.n, self.over = engine, session, g, ids, n, n < 1
         self.stops, self.decoder = StopStrings([stop] if isinstance(stop, str) else stop), engine.tokenizer.stream()
         self.watch, self.steer, self.sampling, self.weights = watch, steer, sampling, weights_of(engine)
+        self.took = None                        # rows and seconds of its last round, if that was its own
         g.mode, g.device, g.model, g.prompt_n = engine.mode, engine.device, engine.mf.path.name, len(ids)
 
     def begin(self, progress = None): # called with (prompt tokens read, prompt tokens to read); yields Token
@@ -251,7 +252,7 @@ def bringing(engine, session, token: int, n: int, sampling: dict, g: Generation)
     policy.verified(len(drafts), len(ids) - 1, time.perf_counter() - start, spent)
     yield from handed_out(g, name, len(drafts), ids)
 
-# %% ../nbs/22a_replies.ipynb #a02043d3
+# %% ../nbs/22a_replies.ipynb #d48e51aa
 def by_device(self: Reply) -> bool:
     "Whether a device may choose this answer's tokens."
     model = self.engine.model
@@ -263,7 +264,8 @@ def advance(self: Reply): # yields Token
     if not by_device(self):
         rows, start = self.propose(), time.perf_counter()
         with naming(engine.mf): logits = run_round(model, session.cache, rows)
-        yield from self.hear(logits, time.perf_counter() - start)
+        self.took = len(rows), time.perf_counter() - start
+        yield from self.hear(logits, self.took[1])
     else:
         more = leading(session.policy) if session.policy else ahead
         ids = more(engine, session, g.token_ids[-1], self.n - len(g.token_ids), self.sampling, g)
@@ -272,13 +274,15 @@ def advance(self: Reply): # yields Token
             yield token
             if self.over: break
 
-# %% ../nbs/22a_replies.ipynb #c9f8680e
-def heard_of(replies: list) -> list: # of Reply → of generators of Token, to be run
+# %% ../nbs/22a_replies.ipynb #4456a6e4
+def heard_of(replies: list, took = None) -> list: # as `advance_together`
     "One round for all of them, whose logits the host reads."
     if not replies: return []
     rows, model = [r.propose(WIDEST//len(replies)) for r in replies], replies[0].engine.model
     order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
+    start, before = time.perf_counter(), getattr(model, "joint", 0)
     logits = run_together(model, [(replies[i].session.cache, rows[i]) for i in order], apart=True)
+    if took and model.joint > before: took([len(r) for r in rows], time.perf_counter() - start)
     heard = dict(zip(order, logits))
     return [r.hear(heard[i]) for i, r in enumerate(replies)]
 
@@ -301,11 +305,13 @@ def ahead_together(replies: list) -> list: # as `heard_of`
     n = min(AHEAD, *(r.n - len(r.g.token_ids) for r in replies))
     return [told(r, ids) for r, ids in zip(replies, replies[0].engine.model.continue_together(texts, n))]
 
-def advance_together(replies: list) -> list: # of Reply, all begun and not over → of generators of Token, to be run
+def advance_together(replies: list, # of Reply, all begun and not over
+                     took = None, # called with (rows of each, seconds) of a round that they really shared
+                     ) -> list: # of generators of Token, to be run
     "One round for all of them, or some. ValueError names no one: run them one by one to see whose fault it is."
     free = [r for r in replies if by_device(r)]
     rest = [r for r in replies if r not in free]
-    heard = dict(zip(rest, heard_of(rest)))                  # first: nothing is committed if it fails
+    heard = dict(zip(rest, heard_of(rest, took)))            # first: nothing is committed if it fails
     heard.update(zip(free, ahead_together(free)))
     return [heard[r] for r in replies]
 

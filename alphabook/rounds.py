@@ -199,7 +199,7 @@ def run_round(model: Model, cache: Cache, # what came before, `cache.n` position
     cache.check()
     return logits
 
-# %% ../nbs/11c_rounds.ipynb #69372e67
+# %% ../nbs/11c_rounds.ipynb #758fada6
 def run_together(model: Model, texts: list, # of (cache, ids int [W ≥ 1]): each text's next tokens, as in `run_round`
                  apart: bool = False, # rather rounds of their own than one that is not recorded yet
                  ) -> list: # float32 [W, n_vocab] for each text
@@ -210,6 +210,7 @@ def run_together(model: Model, texts: list, # of (cache, ids int [W ≥ 1]): eac
     tape = recorded(model, texts, rows, not apart) if len(texts) > 1 else None
     if not tape and (len(texts) == 1 or apart and model.record and not model.cfg.streams):
         return [run_round(model, cache, ids) for cache, ids in texts]
+    model.joint += 1
     if not tape: return pass_together(model, open_together(model, texts))
     with experts_for(model, rows): logits = tape.run(model, texts)
     for cache, _ in texts: cache.check()

@@ -10,7 +10,7 @@ torch = pytest.importorskip('torch')
 
 import alphabook.cpu_streams as cpu
 import alphabook.engine
-from alphabook import gpu_functions, gpu_together
+from alphabook import gpu_functions, gpu_rounds, gpu_together
 from alphabook.arithmetic import sample
 from alphabook.config import load_config
 from alphabook.copying import CopyDrafter
@@ -20,9 +20,9 @@ from alphabook.gpu_together import GpuModel
 from alphabook.layers import Model
 from alphabook.modelfile import ModelFile
 from alphabook.policy import Alone
-from alphabook.replies import Generation, Reply, advance_together
 from alphabook.rounds import run_round, run_together
 from alphabook.synth import synth
+from alphabook.turns import Job, Scheduler
 
 TINY = dict(n_embd=32, n_head=2, n_kv_head=1, head_dim=16, n_ff=32, n_layers=2, interval=2, gdn_k=1, gdn_v=2, gdn_dim=8)   # a layer of each kind
 IDS = np.random.default_rng(5).integers(0, 250, 60).tolist()
@@ -109,22 +109,35 @@ def test_nothing_is_said_of_logits_that_are_not_finite(models, monkeypatch):
 
 
 def test_answers_share_rounds_on_a_device(tmp_path, monkeypatch):
-    "Two whose tokens the device chooses, one of them with a drafter, and one whose logits somebody watches: the texts that a CPU says."
+    "Two places: two answers whose tokens the device chooses; when one is over, one comes whose logits somebody watches. The texts that a CPU says."
     path = synth('tiny-qwen35', 'F16', tmp_path/'m.gguf', **TINY)
     monkeypatch.setattr(alphabook.engine, 'pick_backend', lambda device: device)
     cpu_, gpu = (Engine.load(path, device, n_ctx=64) for device in ('cpu', 'cuda'))
-    prompts, rules, n, seen = ([5], [6, 7], [8]), ({}, dict(temp=.9, seed=3), {}), 3, []
-    want = [cpu_.generate(p, n, drafter='none', **how).token_ids for p, how in zip(prompts, rules)]
-    replies = [Reply(gpu, gpu.session(64, drafter='none'), Generation(), p, n, watch=watch, sampling=how)
-               for p, how, watch in zip(prompts, rules, (None, None, lambda row, id: seen.append(id)))]
-    replies[1].session.policy = policy = Alone(CopyDrafter())
-    for r in replies: list(r.begin())
-    rounds, calls = gpu.model.continue_together, []
-    monkeypatch.setattr(gpu.model, 'continue_together', lambda texts, n: calls.append((len(texts), n)) or rounds(texts, n))
-    while under_way := [r for r in replies if not r.over]:
-        for said in advance_together(under_way): list(said)
-    assert [r.g.token_ids for r in replies] == want and seen == want[2] and calls == [(2, 2)]
-    assert [r.g.rounds for r in replies] == [2, 2, 2] and policy.drafter.index.n == 4
+    prompts, lengths, rules, seen, calls = ([5], [6, 7], [8]), (4, 5, 2), ({}, dict(temp=.9, seed=3), {}), [], []
+    want = [cpu_.generate(p, n, drafter='none', **how).token_ids for p, n, how in zip(prompts, lengths, rules)]
+    s, rounds = Scheduler(lambda: gpu, slots=2, n_ctx=16), gpu.model.continue_together
+    s.engine, s.sessions, s.state, s.shares = gpu, [gpu.session(16)], 'ready', True
+    def counted(texts, n):
+        calls.append((len(texts), n))
+        return rounds(texts, n)
+    monkeypatch.setattr(gpu.model, 'continue_together', counted)
+    monkeypatch.setattr('alphabook.replies.AHEAD', 1)
+    s.warm_together()
+    assert len(s.sessions) == 2 and not any(x.ids for x in s.sessions)
+    s.sessions[1].policy = policy = Alone(CopyDrafter())
+    jobs = [Job(p, n, sampling=how, watch=watch) for p, n, how, watch in zip(prompts, lengths, rules, (None, None, lambda row, id: seen.append(id)))]
+    s.submit(*jobs)
+    while s.waiting or s.active: s.admit(), s.turn()
+    assert [[t.id for t in job] for job in jobs] == want and seen == want[2] and [j.how for j in jobs] == ['finished']*3
+    assert calls == [(2, 1)]*3 and [j.g.rounds for j in jobs] == [3, 4, 1] and policy.drafter.index.n == 6
+
+
+def test_a_text_that_does_not_fit(models, monkeypatch):
+    "One clear line."
+    def full(*_): raise torch.cuda.OutOfMemoryError('CUDA out of memory')
+    monkeypatch.setattr(gpu_rounds, 'State', full)
+    with pytest.raises(ValueError, match='no memory on the device for one more text of 1,024 positions: give a smaller --ctx, or fewer --parallel'):
+        models[1].new_cache(1000)
 
 
 def test_what_is_asked_in_vain(models):

@@ -516,6 +516,52 @@ def test_a_server_without_a_key_answers_to_localhost_only_and_ends_gently():
         assert p.wait(20) == 0
     finally: p.kill()
 
+SLOW = """
+import pathlib, sys, time
+from alphabook import Engine
+from alphabook.server import serve
+gate, model, port, key = sys.argv[1:]
+def load():
+    while not pathlib.Path(gate).exists(): time.sleep(0.02)
+    return Engine.load(model, n_ctx=256)
+serve(load, port=int(port), key=key, ready=lambda where, service: print("READY", where, flush=True))
+"""
+
+@pytest.fixture
+def slow(tmp_path):
+    "A server whose model takes as long to load as the test likes: (process, address, file that lets it go on)."
+    with socket.create_server(("127.0.0.1", 0)) as s: port = s.getsockname()[1]
+    gate, address = tmp_path / "gate", f"127.0.0.1:{port}"
+    p = subprocess.Popen([sys.executable, "-c", SLOW, gate, MODEL, str(port), KEY], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def listens():
+        try: return ask(address, "GET", "/health", key=None)
+        except OSError: return None
+    until(listens, 60)
+    yield p, address, gate
+    p.kill(); p.communicate()
+
+def test_health_while_loading_and_after(slow):
+    p, address, gate = slow
+    for _ in range(3):
+        status, answer = ask(address, "GET", "/health", key=None)                          # no key
+        assert status == 503 and set(answer["error"]) == {"message", "type", "param", "code"} and "loading" in answer["error"]["message"]
+        time.sleep(0.1)
+    for method, path, body in (("GET", "/v1/models", None), ("GET", "/props", None), ("POST", "/v1/completions", dict(prompt="x")),
+                               ("POST", "/v1/chat/completions", dict(messages=CHAT)), ("POST", "/tokenize", dict(content="x")),
+                               ("POST", "/v1/messages", dict(messages=CHAT[1:], max_tokens=3))):
+        assert ask(address, method, path, body)[0] == 503, path
+        assert ask(address, method, path, body, key=None)[0] == 401, path                 # what is loading has a key, too
+    assert counters(address)["alphabook_ready"] == 0
+    gate.touch()
+    until(lambda: ask(address, "GET", "/health", key=None) == (200, dict(status="ok")), 60)
+    assert post(address, "/v1/completions", prompt="x", max_tokens=3)[0] == 200 and counters(address)["alphabook_ready"] == 1
+
+def test_a_server_that_loads_can_be_stopped(slow):
+    p, address, gate = slow
+    p.send_signal(signal.SIGTERM); begun = time.perf_counter()
+    assert p.wait(20) == 0 and time.perf_counter() - begun < 5
+    assert p.stderr.read() == ""
+
 # ---- what it tells, and what it doesn't
 
 def test_the_log_has_numbers_and_no_text(server, log, engine):
