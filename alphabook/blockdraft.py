@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['HOPE', 'REFUSED', 'DraftConfig', 'draft_shapes', 'read_taps', 'read_windows', 'read_additions', 'load_draft_config',
-           'check_draft', 'load_draft', 'absorb', 'block_attention', 'convolve', 'around', 'block_rows', 'candidates',
-           'walk', 'select']
+           'check_draft', 'draft_keys', 'synth_draft', 'load_draft', 'absorb', 'block_attention', 'convolve', 'around',
+           'block_rows', 'candidates', 'walk', 'select']
 
-# %% ../nbs/18_blockdraft.ipynb #22235a64
+# %% ../nbs/18_blockdraft.ipynb #0e7e9a5f
 import copy
 import reprlib
 from dataclasses import dataclass
@@ -23,7 +23,8 @@ from .cpu_products import ONE, ZERO, exp
 from .elementary import rope_steps
 from .kv import EXACT_KV
 from .layers import Model, Round, dense, load_tensor, project_heads, short_name
-from .modelfile import GGUFError, ModelFile
+from .modelfile import GGUFError, ModelFile, write_gguf
+from .synth import Pools, fit_type
 from .tape import empty, kernel, share
 from .vectors import vdot
 
@@ -129,6 +130,43 @@ def check_draft(mf: ModelFile, cfg: DraftConfig):
     if extra := [name for name in mf.tensors if name not in shapes]:
         raise GGUFError(f"{mf.path}: tensor {reprlib.repr(extra[0])}: is no part of a block drafter as known here "
                         f"({len(extra)} such tensors)")
+
+# %% ../nbs/18_blockdraft.ipynb #378203d7
+def draft_keys(cfg: DraftConfig) -> dict:
+    "What the file says of itself; the way back of `load_draft_config`."
+    c = cfg.layers
+    keys = dict(block_count=c.n_layer, context_length=c.n_ctx, embedding_length=c.n_embd, feed_forward_length=c.n_ff,
+                vocab_size=c.n_vocab, block_size=cfg.block, target_layers=np.array(cfg.taps, np.int32))
+    keys |= {f"attention.{k}": v for k, v in dict(
+        head_count=c.n_head, head_count_kv=c.n_kv_head, key_length=c.head_dim, value_length=c.head_dim,
+        layer_norm_rms_epsilon=c.eps).items()} | {"rope.freq_base": c.rope_theta}
+    if c.window: keys |= {"attention.sliding_window": c.window, "attention.sliding_window_pattern": list(c.swa_layers)}
+    if cfg.conv: keys |= dict(conv_kernel_size=cfg.conv, conv_group_size=cfg.conv_group)
+    if cfg.rank: keys |= dict(selector_rank=cfg.rank, selector_top_k=cfg.top_k)
+    return {"general.architecture": "dflash", "tokenizer.ggml.mask_token_id": cfg.mask_id} | {
+        f"dflash.{k}": v for k, v in keys.items()}
+
+def synth_draft(out, # the file to write
+                trunk: ModelConfig, # the model that it is to draft for
+                type: str = "Q8_0", # of matrices
+                taps: tuple = (1, 3), block: int = 6, mask_id: int = 7, # see DraftConfig
+                seed: int = 18, window: int = 0, # of all layers but the last; 0: none
+                more: dict = {}, # fields of DraftConfig for the additions of DFlash2
+                **sizes): # other fields of its layers
+    "Write a block drafter of random weights for a model; equal arguments give equal bytes. → the path"
+    sizes = dict(n_layer=2, n_ff=96, n_head=4, n_kv_head=2, head_dim=32, n_ctx=512) | sizes
+    n, D = sizes["n_layer"], sizes["head_dim"]
+    layers = ModelConfig("qwen3", "block drafter", **FAMILIES["qwen3"], **sizes,
+                         n_embd=trunk.n_embd, n_vocab=trunk.n_vocab, eps=1e-6, rope_theta=1e4, rope_dim=D,
+                         attn_scale=D**-.5, qkv_bias=False, tied=False, window=window,
+                         swa_layers=(bool(window),)*(n - 1) + (False,))
+    cfg, pools, rng = DraftConfig(layers, block, taps, mask_id, **more), Pools(seed), np.random.default_rng(seed)
+    def values(name, shape):
+        if len(shape) != 2: return "F32", (1 + rng.normal(size=shape)/8).astype(np.float32)
+        kind = fit_type(type, shape[1])
+        return kind, list(pools.rows(kind, *shape, shape[1]**-.5, rng))
+    write_gguf(out, draft_keys(cfg), [(name, shape, *values(name, shape)) for name, shape in draft_shapes(cfg).items()])
+    return out
 
 # %% ../nbs/18_blockdraft.ipynb #fb8bcb36
 def load_draft(model: Model, # the trunk, whose rounds leave the taps from now on

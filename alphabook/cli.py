@@ -11,7 +11,7 @@ __all__ = ['EXAMPLES', 'SLOW_START', 'PROOFS', 'SERVED', 'Parser', 'size', 'engi
            'cmd_bench', 'cmd_report', 'finish_bench', 'check_serve', 'cmd_serve', 'cmd_quality', 'cmd_quantize',
            'take_hub', 'main', 'serve_main']
 
-# %% ../nbs/28_cli.ipynb #9da0178d
+# %% ../nbs/28_cli.ipynb #a26949f7
 import argparse
 import json
 import os
@@ -26,6 +26,7 @@ import numpy as np
 
 import alphabook
 from .backends import gpu_lacks
+from .cards import parse_shapes, shape_engines
 from .comparator import compare_model, default_prompts, passed
 from .config import load_config
 from .cpu_streams import set_threads
@@ -62,7 +63,7 @@ def size(text: str) -> int: # such as "16GiB", "500MB" or "1e9"
     power = "bkmgt".index(m[2].lower()) if m[2] else 0
     return int(number*(1024 if m[3] else 1000)**power)
 
-# %% ../nbs/28_cli.ipynb #0a755e16
+# %% ../nbs/28_cli.ipynb #695335f0
 def engine_flags(p: Parser,
                  several: bool = False): # more than one model can be given
     "The flags that every command with an engine shares."
@@ -79,7 +80,7 @@ def engine_flags(p: Parser,
     p.add_argument("--vram", type=size, metavar="SIZE",
                    help="GPU memory that may be used; a mixture's experts share it (chapter 20c)")
     p.add_argument("--ram", type=size, metavar="SIZE", 
-                   help="RAM that weights, keys and values may take; a mixture's experts share it (chapter 21b)")
+                   help="RAM that may be used: on a CPU for all (chapter 21b), beside a GPU for experts (21c)")
     p.add_argument("--kv", default="f16", metavar="K[:V]",
                    help="types of keys and values: f16; --mode fast: f32, q8_0, q4_0")
     p.add_argument("--json", action="store_true", help="print one JSON object on standard output")
@@ -96,7 +97,7 @@ def sampling_flags(p: Parser):
     p.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the sampler")
     p.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end at this text (may be repeated)")
 
-# %% ../nbs/28_cli.ipynb #3d4b445e
+# %% ../nbs/28_cli.ipynb #30e6fd2c
 def bench_flags(p: Parser):
     "The flags of `bench`."
     p.add_argument("--arms", help="with --sets: plain (the control, first), mtp, copy, auto; default: all")
@@ -108,7 +109,9 @@ def bench_flags(p: Parser):
     p.add_argument("--peer-key", metavar="KEY", help="key of a --peer behind a URL")
     p.add_argument("--peer-model", metavar="NAME", help="name of its model; default: the first that it lists")
     p.add_argument("--report", metavar="FILE", help="also write a page about the run: an HTML file that needs nothing")
-    p.add_argument("--shapes", help="published shapes to measure (not part of this version)")
+    p.add_argument("--shapes", metavar="NAMES",
+                   help="instead of -m models of random weights in published shapes: 8b, 27b, 35b-a3b, 30b-a3b, 0.6b, "
+                        "or a name of synth; 8b:4 has four layers of it")
     p.add_argument("--sets", help="measure drafters on sets of prompts: A (short), V (tasks), R (edits), such as A,V,R")
     p.add_argument("--split", default="test", help="prompts of --sets: test (default) or train")
     p.add_argument("--prompts", type=int, metavar="N", help="most prompts of a set; default: all")
@@ -136,7 +139,7 @@ def serve_flags(p: Parser):
     p.add_argument("--grace", type=float, default=10.0, metavar="S",
                    help="seconds that answers get to finish when the server is asked to stop (default 10)")
 
-# %% ../nbs/28_cli.ipynb #b24d5710
+# %% ../nbs/28_cli.ipynb #8c127264
 def make_parser() -> Parser:
     "The whole command line."
     p = Parser(prog="alphabook", description=alphabook.__doc__)
@@ -203,6 +206,7 @@ ALPHABOOK_API_KEY=secret alphabook serve --host 0.0.0.0 --log requests.jsonl""",
 alphabook compare                                                 # the bundled model, in a minute
 alphabook compare -m model.gguf --all --json""", bench="""\
 alphabook bench -m model.gguf --passes 3
+alphabook bench --shapes 8b:4,35b-a3b:4 --peer llama.cpp           # random weights, four layers of each
 alphabook bench --sets A,V,R -o results
 alphabook bench -m model.gguf --sets A,R --peer http://127.0.0.1:8081 --report run.html""", completion="""\
 alphabook completion bash > ~/.local/share/bash-completion/completions/alphabook
@@ -267,15 +271,16 @@ def cmd_plan(args) -> int:
           if args.json else "\n".join(plan_lines(p)))
     return 0 if p.fits else 1
 
-# %% ../nbs/28_cli.ipynb #c1e687b5
+# %% ../nbs/28_cli.ipynb #ea1e1e8b
 def load_engine(args, model = None) -> Engine: # path or name; None: the flags'
     "The engine that the shared flags describe."
     check_flags(args.mode, args.drafter, args.kv, args.draft_model)
-    path, given = resolve_model(model or args.model), {k: v for k, v in dict(vram=args.vram, ctx=args.ctx).items() if v}
+    path = resolve_model(model or args.model)
+    given = {k: getattr(args, k) for k in ("vram", "ctx", "ram") if getattr(args, k)}
     if args.device != "auto": given["device"] = args.device
     chosen = planned_card(path, given, pick_backend(args.device), say)
     device, n_ctx = chosen.get("device", args.device), chosen.get("ctx", args.ctx)
-    ram = planned_ram(path, args.ram, pick_backend(device), say)
+    ram = planned_ram(path, chosen.get("ram", args.ram), pick_backend(device), say)
     return Engine.load(model or args.model, device, args.mode, args.vram, n_ctx, args.threads, Bar("loading"),
                        args.drafter, args.draft_model, args.kv, ram, say)
 
@@ -437,11 +442,14 @@ def cmd_compare(args) -> int:
     else: print_arms(result)
     return 0 if passed(result) else 1
 
-# %% ../nbs/28_cli.ipynb #191ed6c3
+# %% ../nbs/28_cli.ipynb #01c921f6
 def check_bench(args, widths):
     "Raise `ValueError` for what this version of bench can't do."
     check_flags(args.mode, args.drafter, args.kv)
-    if args.shapes: raise ValueError(f"--shapes {args.shapes}: not part of this version of bench")
+    if args.shapes and (args.model or args.sets):
+        raise ValueError(f"--shapes {args.shapes}: made of random weights, in place of -m, and with nothing to say to "
+                         "--sets: drop one")
+    shapes = parse_shapes(args.shapes) if args.shapes else ()
     if args.sets: check_sets(args.sets.split(","))
     elif args.arms not in (None, "plain"): raise ValueError(f"--arms {args.arms}: drafts need texts: give --sets, too")
     elif args.draft_model: raise ValueError(f"--draft-model {args.draft_model}: drafts need texts: give --sets, too")
@@ -456,12 +464,15 @@ def check_bench(args, widths):
         if peer == "llama.cpp" and parse_kv(args.kv) != EXACT_KV:
             raise ValueError(f"--peer {peer}: it keeps keys and values in f16, not in {args.kv} (--kv): drop one")
     if args.report: check_page(args.report, "--report")
-    if args.device not in ("auto", "cpu"): raise ValueError(f"--device {args.device}: bench measures the CPU backend")
+    device = pick_backend(args.device)
+    if device == "numpy": raise ValueError("--device numpy: bench measures cpu and cuda; the specification is slow")
+    if device == "cuda" and args.vram and "llama.cpp" in (args.peer or ()):
+        raise ValueError("--peer llama.cpp: it gets the whole card; drop it, or --vram")
     if not 1 <= args.passes <= 1000: raise ValueError(f"--passes {args.passes}: must be from 1 to 1000")
     if not 0 <= args.cold <= 1000: raise ValueError(f"--cold {args.cold}: must be from 0 to 1000")
     if args.topic and not re.fullmatch(r"[\w.-]+", args.topic):
         raise ValueError(f"--topic {args.topic}: letters, digits, dots and dashes, for it names a file")
-    for model in args.model or [None]:
+    for model in () if shapes else args.model or [None]:
         with ModelFile(resolve_model(model)) as mf: cfg = load_config(mf)
         if args.drafter == "mtp" and not cfg.n_mtp and not args.draft_model:
             raise ValueError(f"--drafter mtp: {mf.path} has no block that drafts (MTP)")
@@ -482,7 +493,7 @@ def check_page(path: str, flag: str): # a file of HTML
     if not os.access(Path(path).absolute().parent, os.W_OK) or Path(path).is_dir():
         raise ValueError(f"{flag} {path}: can't be written")
 
-# %% ../nbs/28_cli.ipynb #212e3600
+# %% ../nbs/28_cli.ipynb #ba2a3782
 def fast_flags(args) -> str:
     "Mode and types of keys and values, where they are not exact mode's."
     usual = dict(mode="exact", kv="f16")
@@ -490,18 +501,20 @@ def fast_flags(args) -> str:
 
 def bench_command(args, threads: int) -> str: # without paths of this machine
     "The command that repeats a run."
-    models = "".join(f" -m {Path(m).name}" for m in args.model or ())
+    models = f" --shapes {args.shapes}" if args.shapes else "".join(f" -m {Path(m).name}" for m in args.model or ())
+    models += f" --device {args.device}" if args.device != "auto" else ""
     peer, cold = "".join(f" --peer {p}" for p in args.peer or ()), f" --cold {args.cold}" if args.cold else ""
     rest = f"{fast_flags(args)}--passes {args.passes} --threads {threads} --widths {args.widths}"
     return f"alphabook bench{models}{peer} {rest}{cold}{f' --topic {args.topic}' if args.topic else ''}"
 
-# %% ../nbs/28_cli.ipynb #2b1f377d
+# %% ../nbs/28_cli.ipynb #8a709875
 def bench_drafts(args, threads: int) -> dict: # of the published schema
     "bench with --sets"
     engine = load_engine(args, args.model[0] if args.model else None)
     drafters = [*["mtp"]*bool(engine.cfg.n_mtp or engine.draft_file), "copy", *["block"]*may_block(engine), "auto"]
     arms = args.arms.split(",") if args.arms else ["plain", *drafters]
     model = f" -m {engine.mf.path.name}" if args.model else ""
+    model += f" --device {args.device}" if args.device != "auto" else ""
     split = "" if args.split == "test" else f" --split {args.split}"
     split += f" --prompts {args.prompts}" if args.prompts else ""
     peers = "".join(f" --peer {p}" for p in args.peer or ())
@@ -514,7 +527,7 @@ def bench_drafts(args, threads: int) -> dict: # of the published schema
     return bench_sets(engine, args.sets.split(","), arms, args.passes, threads, args.split, args.prompts,
                       min(engine.n_ctx, 2048), args.topic, command, say, progress, opener)
 
-# %% ../nbs/28_cli.ipynb #b8ff503a
+# %% ../nbs/28_cli.ipynb #6898cbf8
 def cmd_bench(args) -> int:
     "alphabook bench"
     widths, threads = parse_widths(args.widths), set_threads(args.threads)
@@ -522,8 +535,9 @@ def cmd_bench(args) -> int:
     if args.out: check_out(args.out)
     if args.sets: return finish_bench(bench_drafts(args, threads), sets_table, args)
     engines = (load_engine(args, m) for m in args.model or [None])
+    if args.shapes: engines = shape_engines(parse_shapes(args.shapes), lambda path: load_engine(args, path), say)
     def progress(model, p, turn):
-        where = f"{model}, " if len(args.model or ()) > 1 else ""
+        where = f"{model}, " if len(args.model or ()) > 1 or args.shapes else ""
         rows = f", {turn.width} rows a round" if turn.width > 1 else ""
         say(f"{where}{f'pass {p} of {args.passes}' if p else 'warming up'}: {turn.arm}{rows}")
     result = bench(engines, args.topic, widths, args.passes, threads, args.peer and args.peer_python, args.cold,

@@ -7,18 +7,18 @@ __all__ = ['ARMS', 'KNOWN', 'check_arms', 'check_sets', 'asked', 'prompt_ids_of'
            'take_prompts', 'drafted_by', 'speeds', 'round_units', 'peer_units', 'set_rows', 'open_peers', 'index_of',
            'bench_sets', 'sets_table']
 
-# %% ../nbs/25d_drafts.ipynb #6c9edaed
+# %% ../nbs/25d_drafts.ipynb #8e9a5a8c
 import datetime
 from collections import defaultdict
 
 from .arithmetic import CONTRACT_VERSION
 from .cpu_streams import set_threads
-from .engine import Engine, check_flags
+from .engine import BACKENDS, Engine, check_flags
 from .fairness import audit, bootstrap, geometric as mean, speed_index, state
 from .peer import NoPeer, Peer
 from .policy import WIDTHS, measure_rounds
 from .prompts import load_prompts, prompt_text
-from .protocol import busy, commit, load, machine, model_facts, summarise
+from .protocol import busy, commit, load, machine, model_facts, place_of, summarise
 from .remote import Remote, Said
 
 # %% ../nbs/25d_drafts.ipynb #2c2b80c0
@@ -159,7 +159,7 @@ def set_rows(found: dict, # from `take_prompts`
             if unit == "tokens/round": rows[-1]["by_drafter"] = drafted_by([v[0][1] for v in turns.values()])
     return rows
 
-# %% ../nbs/25d_drafts.ipynb #cb937403
+# %% ../nbs/25d_drafts.ipynb #0c9ef39b
 def open_peers(engine: Engine, names, # llama.cpp, or URLs
                threads: int, n_ctx: int, python: str, # of llama.cpp
                key: str, model: str, # of a server, if it wants them
@@ -168,7 +168,9 @@ def open_peers(engine: Engine, names, # llama.cpp, or URLs
     peers = {}
     for name in names:
         try:
-            if name == "llama.cpp": peer = Peer(python, model=str(engine.mf.path), threads=threads, n_ctx=n_ctx)
+            if name == "llama.cpp":
+                card = {} if engine.device in BACKENDS else dict(gpu=True)
+                peer = Peer(python, model=str(engine.mf.path), threads=threads, n_ctx=n_ctx, **card)
             else: peer = Remote(name, key, model)
         except NoPeer as e: say(f"{name} is skipped: {e}"); continue
         label = peer.facts["name"]
@@ -185,8 +187,8 @@ def index_of(rows, # of `set_rows`
     values, n, left = speed_index(cells, base)
     return dict(base=base, values=values, cells=n, left_out=left)
 
-# %% ../nbs/25d_drafts.ipynb #2683ea11
-def bench_sets(engine: Engine, # on the CPU
+# %% ../nbs/25d_drafts.ipynb #8b5fa3d8
+def bench_sets(engine: Engine, # on any device
                sets = ("A", "V", "R"), arms = ARMS, passes: int = 2, threads: int = None,
                split: str = "test", # of the prompts; "train" is for making choices
                most: int = None, # prompts of a set; None: all
@@ -210,12 +212,13 @@ def bench_sets(engine: Engine, # on the CPU
     for name, why in gone.items(): say(f"{name} is dropped: {why}")
     looked = [f"{p.id}: {fault}" for p in prompts for _, g in found.get((p.set, "plain", p.id), ())[:1]
               for fault in audit(g.token_ids, p.n)]
-    rows, here = set_rows(found, facts, n_ctx, engine.tokenizer.decode), machine()
-    return dict(topic=f"drafters-{topic or facts['model']}", device="cpu", date=datetime.date.today().isoformat(),
+    rows, here, place = set_rows(found, facts, n_ctx, engine.tokenizer.decode), machine(), place_of(engine)
+    index = index_of(rows, here["processor"] if place == "cpu" else place)
+    return dict(topic=f"drafters-{topic or facts['model']}", device=place, date=datetime.date.today().isoformat(),
                 commit=commit(), command=command, contract_version=CONTRACT_VERSION, mode=engine.mode, threads=threads,
                 split=split, machine=here, load=[before, load()], models=[facts], mismatches=wrong,
-                peers=[p.facts for k, p in peers.items() if k not in gone], index=index_of(rows, here["processor"]),
-                audit=looked, state=state(), rows=rows)
+                peers=[p.facts for k, p in peers.items() if k not in gone], index=index, audit=looked, state=state(),
+                rows=rows)
 
 # %% ../nbs/25d_drafts.ipynb #23866c4a
 def sets_table(result: dict) -> str: # from `bench_sets`

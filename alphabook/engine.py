@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['BACKENDS', 'SPACING', 'NEAR', 'CHECKPOINT_BYTES', 'AUTO_ON', 'SPARE', 'pick_backend', 'load_model', 'check_flags',
-           'marks', 'thin', 'affordable', 'Session', 'Engine', 'words', 'mtp_block', 'mtp_drafter', 'is_block',
-           'block_model', 'new_policy', 'may_block', 'prices_for', 'prompt_ids', 'borrowed', 'run', 'checked',
-           'hashing', 'stream', 'generate']
+           'marks', 'thin', 'affordable', 'Session', 'Engine', 'words', 'mtp_block', 'mtp_drafter', 'copy_drafter',
+           'is_block', 'block_model', 'block_drafter', 'new_policy', 'may_block', 'prices_for', 'prompt_ids',
+           'borrowed', 'run', 'checked', 'hashing', 'stream', 'generate']
 
 # %% ../nbs/23_engine.ipynb #8ed58d32
 import hashlib
@@ -37,7 +37,7 @@ from .tokenizer import Tokenizer
 # %% ../nbs/23_engine.ipynb #2f98853b
 BACKENDS = {"cpu": cpu_backend, "numpy": numpy_backend}
 
-# %% ../nbs/23_engine.ipynb #70c0fc14
+# %% ../nbs/23_engine.ipynb #221a84c6
 def pick_backend(device: str, # auto, cpu, cuda or numpy
                  ) -> str: # cpu, cuda or numpy
     "The device that will be used. `ValueError` for one that can't be."
@@ -59,7 +59,11 @@ def load_model(mf: ModelFile, cfg: ModelConfig, device: str, progress = None, # 
             raise ValueError(f"--ram {ram:,}: each token reads {least:,} bytes here; only mixtures can do with less")
     if device in BACKENDS: return Model(mf, cfg, BACKENDS[device], progress, store, kv)
     from alphabook.residency import model_under
-    return model_under(mf, cfg, vram, n_ctx, kv, progress, say)
+    tiers = {}
+    if ram and cfg.n_expert:
+        from alphabook.gpu_tiers import TieredStore
+        tiers = dict(kind=TieredStore, ram=ram)
+    return model_under(mf, cfg, vram, n_ctx, kv, progress, say, **tiers)
 
 # %% ../nbs/23_engine.ipynb #6cd64d59
 def check_flags(mode: str = "exact", # exact, plain or fast
@@ -146,7 +150,7 @@ class Session:
         hidden = getattr(self.cache, "hidden", None) if self.hosted else None               # a GPU keeps it
         self.policy.committed(self.cache.ids[:self.cache.n], hidden, prompt)
 
-# %% ../nbs/23_engine.ipynb #657786d9
+# %% ../nbs/23_engine.ipynb #61c11558
 class Engine:
     "A loaded model: `stream` and `generate` text with it."
     def __init__(self, mf: ModelFile, device: str, mode: str, n_ctx: int = None, progress = None,
@@ -178,7 +182,7 @@ class Engine:
              drafter: str = "auto", # auto, mtp, copy, block or none
              draft_model = None, # GGUF file with an MTP block or a block drafter for this model; None: what it has
              kv: str = "f16", # K[:V], types of keys and values; others than f16 in mode fast only
-             ram: int = None, # bytes that weights, keys and values may take on a CPU; None: no limit
+             ram: int = None, # bytes that may be used in RAM; on a GPU: for experts that are not there; None: no limit
              say = None, # called with a line about where a mixture's experts are
              ) -> "Engine":
         "Open, check and load a model. `ValueError` in one line for anything that can't be used."
@@ -198,7 +202,7 @@ class Engine:
         "A session that keeps its keys and values between prompts."
         return Session(self, min(n_ctx or self.n_ctx, self.n_ctx), drafter=drafter)
 
-# %% ../nbs/23_engine.ipynb #87a6bc5d
+# %% ../nbs/23_engine.ipynb #ac471edc
 def words(self: Engine) -> DraftVocabulary:
     "The tokens that a drafter may guess; made when they are first needed."
     if not self.vocabulary: self.vocabulary = DraftVocabulary(self.tokenizer, cut_size(self.mtp_block()))
@@ -221,6 +225,12 @@ def mtp_drafter(engine: Engine, cache): # of a session; empty → MtpDrafter, or
     from alphabook.gpu_mtp import GpuMtpDrafter
     return GpuMtpDrafter(engine.mtp_block(), cache)
 
+def copy_drafter(engine: Engine, cache): # of a session; empty → CopyDrafter, or GpuCopyDrafter
+    "A drafter for a text."
+    if engine.device in BACKENDS: return CopyDrafter()
+    from alphabook.gpu_copying import GpuCopyDrafter
+    return GpuCopyDrafter(cache)
+
 def is_block(side) -> bool: # ModelFile, or None
     "Is a draft model's file a block drafter (chapter 18), not an MTP block?"
     return bool(side) and side.meta.get("general.architecture") == "dflash"
@@ -228,15 +238,21 @@ def is_block(side) -> bool: # ModelFile, or None
 def block_model(self: Engine):
     "The block drafter, loaded when it is first needed. ValueError if there is none, or it is for another model."
     if self.draft_block: return self.draft_block
-    if self.device not in BACKENDS:
-        raise ValueError(f"--drafter block: not part of this version on {self.device}; use --device cpu")
+    if self.device in BACKENDS: load = load_draft
+    else: from alphabook.gpu_block import load_gpu_draft as load
     if not self.block_file:
         path = block_beside(self.mf)
         if not path: raise ValueError(f"--drafter block: no {self.mf.path.stem}-dflash.gguf lies beside the model; "
                                       "--draft-model can give one")
         self.block_file = ModelFile(path)
-    self.draft_block = load_draft(self.model, self.block_file)
+    self.draft_block = load(self.model, self.block_file)
     return self.draft_block
+
+def block_drafter(engine: Engine, cache): # of a session; empty → BlockDrafter, or GpuBlockDrafter
+    "A block drafter for a text."
+    if engine.device in BACKENDS: return BlockDrafter(engine.block_model(), cache)
+    from alphabook.gpu_block import GpuBlockDrafter
+    return GpuBlockDrafter(engine.block_model(), cache)
 
 AUTO_ON = ("cpu",)                             # devices whose prices `Auto` knows; on a GPU the block drafts alone
 
@@ -248,9 +264,9 @@ def new_policy(self: Engine, drafter: str, # auto, mtp, copy, block or none
     if drafter == "auto" and self.device not in AUTO_ON:
         drafter = "mtp" if has_mtp and self.device == "cuda" and not self.model.store else "none"
     if drafter == "none" or self.mode == "plain": return None
-    if drafter == "copy": return Alone(CopyDrafter())
+    if drafter == "copy": return Alone(copy_drafter(self, cache))
     if drafter == "mtp": return Alone(mtp_drafter(self, cache))
-    if drafter == "block": return Alone(BlockDrafter(self.block_model(), cache))
+    if drafter == "block": return Alone(block_drafter(self, cache))
     mtp = mtp_drafter(self, cache) if has_mtp else None
     block = BlockDrafter(self.block_model(), cache) if may_block(self) else None
     return Auto(self.prices or (lambda: prices_for(self, cache, mtp, block)), mtp, CopyDrafter(), block=block)

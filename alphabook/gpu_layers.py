@@ -122,7 +122,7 @@ def load_layer(layer, # SimpleNamespace, filled in
         else: value = load_matrix(*flat(t), device=device)
         setattr(layer, name, value)
 
-# %% ../nbs/11d_gpu_layers.ipynb #1a9c2fc3
+# %% ../nbs/11d_gpu_layers.ipynb #f14f076c
 class GpuModel:
     "A model on a GPU: what `alphabook.layers.Model` is for other backends."
     def __init__(self, mf: ModelFile, # the open file
@@ -133,6 +133,7 @@ class GpuModel:
                  store = None): # of its experts, if not all of them fit (chapter 20b)
         check_kinds(kv, cfg.head_dim)
         self.kv, self.store, kinds = kv, store, [cfg.mixer(i) for i in range(cfg.n_layer)]
+        self.taps = ()                                       # layers whose input rounds leave in `taps` (chapter 18)
         self.cfg, self.device = cfg, torch.device(device or ("cpu" if INTERPRET else "cuda"))
         self.layers = [SimpleNamespace(index=i, slot=kinds[:i].count(kind)) for i, kind in enumerate(kinds)]
         self.whole, parts, done = SimpleNamespace(), {}, 0
@@ -176,7 +177,7 @@ def empty_steps(cfg: ModelConfig, W: int, device) -> Steps:
     return Steps(empty(layers, W, (2*K + V)*D), *heads_, empty(layers, W, V), empty(layers, W, V),
                  empty(W, cfg.streams*cfg.n_embd))
 
-# %% ../nbs/11d_gpu_layers.ipynb #9f9de5b7
+# %% ../nbs/11d_gpu_layers.ipynb #5fb40fb1
 @dataclass(eq=False)
 class Part:
     "The rows of one text in a round."
@@ -191,6 +192,7 @@ class Round:
                  seats: Seats = None): # the rows are of several texts, as many of each (chapter 11h)
         cfg, device, ends = model.cfg, model.device, np.cumsum([n for _, n in texts]).tolist()
         self.W = W = ends[-1]
+        self.taps = []                                       # float32 [W, n_embd] each
         self.entry = torch.zeros((2, W), dtype=torch.int64, device=device)
         self.ids, self.positions = self.entry                # position −1: the row is padding
         k, E = cfg.n_used, cfg.n_expert
@@ -373,14 +375,18 @@ def block(model: GpuModel, layer, x, # x: float32 [W, n_embd], the residual stre
     return residual(model, x, layer.ffn_down, dense(model, h, layer.gate_up, layer.ffn_down), None,
                     layer.post_ffw_norm if cfg.post_norms else None)
 
-# %% ../nbs/11d_gpu_layers.ipynb #72e91d86
+# %% ../nbs/11d_gpu_layers.ipynb #aebc09f9
 def trunk(model: GpuModel, r: Round): # float32 [W, n_embd]
     "The residual stream after the last layer."
     cfg = model.cfg
     x = embed(model.whole.token_embd, r.ids)
     if cfg.embed_scale != 1: x = scale(x, cfg.embed_scale)
     angles = [rope_angles(r.positions, steps, cfg.rope_mscale) for steps in model.steps]
-    for layer in model.layers: x = block(model, layer, x, r, angles)
+    r.taps = []
+    for layer in model.layers:
+        if layer.index in model.taps: r.taps.append(x)
+        x = block(model, layer, x, r, angles)
+    if len(model.layers) in model.taps: r.taps.append(x)
     return x
 
 def head(model: GpuModel, x): # x: float32 [W, n_embd], from `trunk` → float32 [W, n_vocab]

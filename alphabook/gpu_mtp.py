@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['DEPTH', 'CHUNK', 'TURNS', 'gpu_block', 'Drafts', 'k_pairs', 'pairs', 'passed', 'k_shares', 'k_guess', 'take_guess',
            'shares_of', 'read_pairs', 'guess_on', 'GpuMtpDrafter', 'begin_guesses', 'draft', 'time_guess', 'k_follow',
-           'k_next', 'enter_guesses', 'follow', 'turn', 'continue_drafting', 'start_turns']
+           'k_next', 'enter_guesses', 'follow', 'turn', 'continue_drafting', 'start', 'followed']
 
-# %% ../nbs/14a_gpu_mtp.ipynb #d7c9e262
+# %% ../nbs/14a_gpu_mtp.ipynb #390ecbde
 import time
 from types import SimpleNamespace
 
@@ -24,7 +24,7 @@ from .gpu_heads import kv_tables, rope_angles
 from .gpu_layers import GpuModel, Round, block, load_layer, normed_head
 from .gpu_matrices import embed, matmul
 from .gpu_norms import fold
-from .gpu_rounds import GpuCache, State, norm_row, sampling_of, to_host, width_for
+from .gpu_rounds import GpuCache, State, keep_hidden, norm_row, sampling_of, to_host, width_for
 from .gpu_tokens import LOWEST, key_value, rank_keys
 from .gpu_verdicts import HEAD, desk_of, judged, reports
 from .layers import short_name
@@ -152,7 +152,7 @@ def guess_on(s: State, P: int, D: int): # rows of the pass, guesses
         left = h.x                                           # what the next pass reads in the trunk's place
         take_guess(d, normed_head(d.own, h), desk.next[1:], j)
 
-# %% ../nbs/14a_gpu_mtp.ipynb #ef06390a
+# %% ../nbs/14a_gpu_mtp.ipynb #0072bd48
 CHUNK = 64                                     # most pairs of a pass
 
 class GpuMtpDrafter:
@@ -167,7 +167,7 @@ class GpuMtpDrafter:
         if getattr(cache.state, "drafts", None) is None or cache.state.drafts.own is not own:
             cache.state.drafts = Drafts(own, cache.state)
             cache.state.recordings.clear()                   # of another block
-        cache.state.keeps = True
+        cache.state.keeps = keep_hidden
         self.ids = np.zeros(cache.n_ctx, np.int32)
         self.n = self.known = 0                # pairs that the block has read; positions that the trunk has
         self.ready = None                      # (position, token): the next round's buffers hold drafts behind it
@@ -285,25 +285,25 @@ def turn(s: State, D: int, k: int, share: bool): # k, share: as of `choose_rows`
     guess_on(s, r.W, D)
     enter_guesses(s, D)
 
-# %% ../nbs/14a_gpu_mtp.ipynb #32306ada
+# %% ../nbs/14a_gpu_mtp.ipynb #5ceaf72b
 TURNS = 4                                      # rounds before the host looks
 
-def continue_drafting(self: GpuModel, cache: GpuCache, drafter: GpuMtpDrafter, # of this cache's state
+def continue_drafting(self: GpuModel, cache: GpuCache, drafter, # of this cache's state; `turn`, `start`, `followed`
                       token: int, # the token at the end of the text, not read yet
                       n: int, # most tokens that may follow it
                       ends = (), # ids that end the text
                       **sampling, # of `sample`: see `can_continue`
                       ) -> list: # of (drafts, ids said) of each round; of all that is said, the last id is not read
     "Some rounds whose drafts the device makes itself; the host looks when they are done."
-    s, desk, d, D = cache.state, desk_of(cache.state), cache.state.drafts, drafter.depth
+    s, desk, D = cache.state, desk_of(cache.state), drafter.depth
     n = min(n, cache.room)
     if n < 1: raise ValueError(f"1 rows at position {cache.n}: past the context of {cache.n_ctx}")
     how = sampling_of(s, **sampling)
     desk.end_with(ends)
-    if drafter.ready != (cache.n, token): start_turns(s, drafter, cache.n, token, cache.n + n)
+    if drafter.ready != (cache.n, token): drafter.start(token, cache.n, cache.n + n)
     desk.turns.zero_()
     rounds = min(TURNS, n)
-    for _ in range(rounds): s.play(turn, D, *how)
+    for _ in range(rounds): s.play(drafter.turn, D, *how)
     said = []
     for rows, drafts, _, *ids in reports(s, 1 + D, rounds).tolist():
         if not rows: break                                   # the text has ended, or all that may be said is
@@ -311,17 +311,25 @@ def continue_drafting(self: GpuModel, cache: GpuCache, drafter: GpuMtpDrafter, #
         cache.n, cache.turn, token = cache.n + rows, cache.turn ^ 1, ids[rows - 1]
         said.append((drafts, ids[:rows]))
     cache.width, cache.part, drafter.ready = 0, None, None if token in ends else (cache.n, token)
-    drafter.ids[drafter.known:cache.n] = cache.ids[drafter.known:cache.n]
-    drafter.n = drafter.known = cache.n
+    drafter.followed(cache)
     return said
 
-def start_turns(s: State, drafter: GpuMtpDrafter, at: int, token: int, limit: int): # limit: no position from there on
-    "Guesses for the first round."
-    d, D = s.drafts, drafter.depth
-    d.min_p.fill_(drafter.min_p); d.limit.fill_(limit)
-    if not begin_guesses(drafter, token):                    # no text before the token: a round without drafts
+GpuModel.continue_drafting = continue_drafting
+
+# %% ../nbs/14a_gpu_mtp.ipynb #32dbb12a
+def start(self: GpuMtpDrafter, token: int, at: int, # the last token, its position
+          limit: int): # no position from there on
+    "Guesses for the first of some turns."
+    s, d = self.state, self.state.drafts
+    d.min_p.fill_(self.min_p); d.limit.fill_(limit)
+    if not begin_guesses(self, token):                       # no text before the token: a round without drafts
         d.guesses.zero_()
         desk_of(s).next.copy_(torch.tensor([token, at]))
-    s.play(enter_guesses, D)
+    s.play(enter_guesses, self.depth)
 
-GpuModel.continue_drafting = continue_drafting
+def followed(self: GpuMtpDrafter, cache: GpuCache):
+    "Turns have read the text up to here, and so has the block."
+    self.ids[self.known:cache.n] = cache.ids[self.known:cache.n]
+    self.n = self.known = cache.n
+
+GpuMtpDrafter.start, GpuMtpDrafter.followed, GpuMtpDrafter.turn = start, followed, staticmethod(turn)

@@ -187,12 +187,14 @@ def card_seconds(nbytes: float, units: float, card: Card) -> float: # of a token
     f = figures_for(card.arch)[0]
     return nbytes/(card.copy*f["share"]*1e9) + units*f["layer"]
 
-# %% ../nbs/25ga_gpu_plan.ipynb #5e37c64d
-def store_seconds(f: CardFacts, hit: float) -> float: # share of requests that slots answer → s of a token
-    "What a token takes more, if some experts are computed by the CPU."
+# %% ../nbs/25ga_gpu_plan.ipynb #6923275f
+def store_seconds(f: CardFacts, hit: float, # share of requests that slots on the card answer
+                  near: float = 1.0) -> float: # share of the others that RAM answers → s of a token
+    "What a token takes more, if some experts are computed by the CPU, and some read before."
     figures, k = figures_for(f.card.arch)[0], f.used
-    wait = figures["ring"]*(1 - hit**k) + (1 - hit)*f.host.token_experts/f.mixture/(f.host.ram*1e9)
-    return f.mixture*(figures["store"] + wait)
+    asked = (1 - hit)*f.host.token_experts                                       # bytes of a token
+    wait = figures["ring"]*(1 - hit**k) + asked/f.mixture/(f.host.ram*1e9)
+    return f.mixture*(figures["store"] + wait) + asked*(1 - near)/(f.host.disk*1e9)
 
 # %% ../nbs/25ga_gpu_plan.ipynb #1ddf9440
 MEASURED = {"H200": {                           # tok/s after 512 tokens, no drafts, Q4_K_M
@@ -216,7 +218,7 @@ def measured_rows(card: Card, cfg: ModelConfig, token: int) -> dict: # bytes of 
 # %% ../nbs/25ga_gpu_plan.ipynb #90e9f77e
 CARD_GAINS = dict(A=1.16, V=1.33, R=2.02)       # by a block that drafts
 
-# %% ../nbs/25ga_gpu_plan.ipynb #1ae65785
+# %% ../nbs/25ga_gpu_plan.ipynb #8ccaf5ee
 ENOUGH, LEAST = 8192, 2048                      # positions
 
 def context_for(f: CardFacts, cap: int) -> int: # bytes → positions; 0: not even the least fits
@@ -235,9 +237,11 @@ def resident(f: CardFacts, room: float) -> float: # bytes for experts → 0 … 
     part = max(0.0, room)/f.experts
     return f.host.hit(part*f.host.experts) if f.host.hit else part
 
-def expect(f: CardFacts, p: Plan, cap: int, hit: float, drafter: str): # fills in p.speed, and a line about it
+def expect(f: CardFacts, p: Plan, cap: int, hit: float, near: float, drafter: str): # fills in p.speed, and a line
     "Tokens per second: what was measured, or the formula; nothing, if the card's speed is not known."
-    def same(c): return hit == 1 if c is None else hit == 0 if c == 0 else hit < 1 and abs(cap/2**30/c - 1) < .03
+    def same(c):
+        if c is None or near < 1: return hit == 1
+        return hit == 0 if c == 0 else hit < 1 and abs(cap/2**30/c - 1) < .03
     rows = [c for c in f.known if same(c)]
     if not f.card.copy and not rows:
         p.reasons.append("how fast depends on the card; --card says which: its name, or a file about it")
@@ -245,7 +249,7 @@ def expect(f: CardFacts, p: Plan, cap: int, hit: float, drafter: str): # fills i
     seconds = 0.0
     if f.card.copy:
         seconds = card_seconds(f.host.token - f.host.token_experts*(1 - hit), f.host.units, f.card)
-        if hit < 1: seconds += store_seconds(f, hit)
+        if hit < 1: seconds += store_seconds(f, hit, near)
     if rows:
         speed, date = f.known[rows[0]]
         p.reasons.append(f"measured on such a card on {date}: {speed:.0f} tok/s" + (
@@ -255,7 +259,7 @@ def expect(f: CardFacts, p: Plan, cap: int, hit: float, drafter: str): # fills i
     gains = CARD_GAINS if f.drafts and (drafter == "mtp" or drafter == "auto" and hit == 1) else {}
     p.speed = dict(plain=1/seconds, **{s: gains.get(s, 1.0)/seconds for s in "AVR"})
 
-# %% ../nbs/25ga_gpu_plan.ipynb #2c99c12a
+# %% ../nbs/25ga_gpu_plan.ipynb #8a1b88eb
 def shown(name: str, value) -> str: # of a setting
     "A value as it would be typed."
     return f"{value/2**30:.4g}GiB" if name in ("vram", "ram") else str(value)
@@ -285,23 +289,32 @@ def choose_card(f: CardFacts, given: dict = {}) -> Plan: # what the user has set
     whole = f.n_ctx*f.position
     if "ctx" in given or n_ctx < f.n_ctx:
         put("ctx", n_ctx, f"the model's {f.n_ctx:,} positions would take {whole/1e9:.1f} GB of the card")
-    hit = resident(f, room)
-    if hit < 1: put_experts(f, p, given, room, hit)
+    hit, near = resident(f, room), 1.0
+    if hit < 1: near = put_experts(f, p, put, given, room, hit)
+    if not p.fits: return p
     drafting = "a block that drafts" if hit == 1 else "with experts elsewhere, drafts were not worth it"
     put("drafter", "auto", drafting if f.drafts else "it has no block that drafts there")
-    expect(f, p, cap, hit, p.settings["drafter"])
+    expect(f, p, cap, hit, near, p.settings["drafter"])
     return p
 
-def put_experts(f: CardFacts, p: Plan, given: dict, room: float, hit: float): # bytes for experts
-    "Lines about a mixture that doesn't fit."
+def put_experts(f: CardFacts, p: Plan, put, given: dict, room: float, hit: float): # room: bytes for experts → 0 … 1
+    "Lines about a mixture that doesn't fit. Returns what share of the requests for others RAM answers."
     answer = f"by the ranking they answer {hit:.0%} of the requests" if f.host.hit else "no ranking says which are busy"
     p.reasons.append(f"{room/f.experts:.0%} of the experts have slots ({answer}); the CPU computes the others, "
                      f"about {(1 - hit)*f.host.token_experts/1e6:.0f} MB a token")
-    if f.host.experts > f.host.free - KEEP_FREE:
-        p.reasons.append(f"experts take {f.host.experts/1e9:.1f} GB of RAM, {f.host.free/1e9:.1f} GB are free: what "
-                         "the system can't keep is read from the disk again and again")
+    ram, left = given.get("ram") or max(0, f.host.free - KEEP_FREE), f.host.experts*(1 - room/f.experts)
+    if ram >= f.host.experts and "ram" not in given: return 1.0
+    put("ram", ram, f"experts take {f.host.experts/1e9:.1f} GB there, {f.host.free/1e9:.1f} GB are free, 1 GiB is left "
+                    "alone")
+    p.fits = ram >= min(f.host.least + (64 << 20), f.host.experts)
+    if not p.fits: p.reasons.append(f"does not fit: {(f.host.least + (64 << 20))/1e9:.2f} GB of RAM are the least")
+    near = min(1.0, ram/left)
+    if p.fits and near < 1:
+        p.reasons.append(f"{near:.0%} of the experts that the card has not fit into RAM, the others are read from the "
+                         "disk when they are asked for")
+    return near
 
-# %% ../nbs/25ga_gpu_plan.ipynb #17f3281e
+# %% ../nbs/25ga_gpu_plan.ipynb #feba5baa
 def which_card(text, # of --card, or None
                vram, device: str, # bytes or None; auto, cpu or cuda
                lacks: str, say = None): # what a GPU needs and isn't here, "" if nothing → Card, or None
@@ -318,7 +331,6 @@ def whole_plan(mf, given: dict, # open file or `ShapeFile`; what was said: devic
     cfg = load_config(mf)
     host = facts_of(mf, cfg, speeds, say=say)
     if not card: return choose(host, given), host
-    if given.get("ram"): host.free = given["ram"] + KEEP_FREE
     return choose_card(card_facts(mf, cfg, card, host), given), host
 
 def plan_flags(p, size): # parser; type of sizes
@@ -350,14 +362,17 @@ def run_plan(args, lacks: str, say) -> tuple: # of `plan_flags`; as of `which_ca
     machine = dict(free=host.free, ram=host.ram, disk=host.disk)
     return p, machine | (dict(card={f.name: getattr(card, f.name) for f in fields(card)}) if card else {})
 
-# %% ../nbs/25ga_gpu_plan.ipynb #f86f8dfb
+# %% ../nbs/25ga_gpu_plan.ipynb #2d7c40da
 def planned_card(path, given: dict, usable: str, say) -> dict: # of a model; what was said; cpu or cuda
-    "What the plan gives a model on this machine's card: device and ctx where they were left open; {} for no change."
-    if usable != "cuda" or not auto() or given.get("ctx"): return {}
+    "What the plan gives a model on this machine's card: device, ctx and ram where they were left open."
+    if usable != "cuda" or not auto() or {"ctx", "ram"} <= given.keys(): return {}
     import torch
     with ModelFile(path) as mf:
         p, _ = whole_plan(mf, given, asked_card(torch), dict(ram=1.0, disk=1.0))
-    chosen = {k: p.settings[k] for k in ("device", "ctx") if k in p.settings and k not in given}
-    if not p.fits or chosen.get("device") != "cpu" and "ctx" not in chosen: return {}
-    say(p.reasons[0] if chosen.get("device") == "cpu" else next(s for s in p.reasons if s.startswith("--ctx")))
-    return {k: v for k, v in chosen.items() if k == "ctx" or v == "cpu"}
+    if not p.fits: return {}
+    if p.settings["device"] == "cpu":
+        say(p.reasons[0])
+        return dict(device="cpu")
+    chosen = {k: p.settings[k] for k in ("ctx", "ram") if k in p.settings and k not in given}
+    for k in chosen: say(next(line for line in p.reasons if line.startswith(f"--{k}")))
+    return chosen

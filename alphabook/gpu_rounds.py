@@ -69,7 +69,7 @@ def width_for(W: int) -> int: # rows, 1 … 64
     "The narrowest recorded round with room for W rows."
     return next(w for w in WIDTHS if w >= W)
 
-# %% ../nbs/11f_gpu_rounds.ipynb #9d8afdb3
+# %% ../nbs/11f_gpu_rounds.ipynb #c44b99f4
 class State:
     "Tables and recordings of one text."
     def __init__(self, model: GpuModel, n_ctx: int): # positions
@@ -86,7 +86,8 @@ class State:
         self.said, self.sane = zeros(n_ctx + 1, dtype=torch.int64), zeros(1, dtype=torch.int32)
         self.pool = torch.cuda.graph_pool_handle() if d.type == "cuda" else None
         self.rounds, self.recordings, self.host = {}, {}, {}
-        self.hidden, self.keeps = None, False                # what a drafting block reads, if there is one
+        self.hidden = None                                   # what a drafting block reads, if there is one
+        self.keeps = None                                    # function (state, rows, positions, taps) that keeps it
 
     def round(self, W: int) -> Round:
         "The buffers of rounds with W rows."
@@ -95,7 +96,7 @@ class State:
 
     def play(self, f, *key): # function (state, *key)
         "Run, record or replay f."
-        at = f, *key, *([True] if self.keeps else ())
+        at = f, *key, *([self.keeps] if self.keeps else ())
         if at not in self.recordings: self.recordings[at] = Recorded(lambda: f(self, *key), self.pool)
         return launched(self.model, self.recordings[at])
 
@@ -111,7 +112,7 @@ class State:
         "As before any text."
         for t in (self.S, self.windows, self.turn, self.phrases): t.zero_()
 
-# %% ../nbs/11f_gpu_rounds.ipynb #b5466ec5
+# %% ../nbs/11f_gpu_rounds.ipynb #5b0fed3f
 @triton.jit
 def norm_row(p_x, p_w, p_out, i, eps, N: tl.constexpr, L: tl.constexpr): # i: arange(L)
     "rms_norm of a row of floats of any kind, rounded to the kind that is stored."
@@ -134,17 +135,19 @@ def k_keep(p_x, p_w, p_positions, p_hidden, eps, N: tl.constexpr, L: tl.constexp
 
 def keep_hidden(s: State, x, # float32 [W, n_embd]: the residual stream after the last layer
                 positions, # int64 [W]
+                taps = (), # of the round; not needed here
                 seats: Seats = None): # rows of several texts, of which s is that which shifts count from
     "What a drafting block reads of these rows, to `s.hidden`."
     N, L = x.shape[1], n_lanes(x.shape[1])
     launch(k_keep, (len(x),), x, s.model.whole.output_norm, positions, s.hidden, s.model.cfg.eps, N=N, L=L,
            warps=1 if L == 32 else 8, **seated(seats))
 
-# %% ../nbs/11f_gpu_rounds.ipynb #fd896208
+# %% ../nbs/11f_gpu_rounds.ipynb #b215a5a1
 def trunk_rows(s: State, W: int): # float32 [W, n_embd], or [W, S, n_embd]
     "The residual stream of a round of W rows, kept for a block that drafts, if there is one."
-    x = residual_of(s.model, s.round(W))
-    if s.keeps: keep_hidden(s, x, s.round(W).positions)
+    r = s.round(W)
+    x = residual_of(s.model, r)
+    if s.keeps: s.keeps(s, x, r.positions, r.taps)
     return x
 
 def all_logits(s: State, W: int): # (float32 [W, n_vocab], the residual stream of all rows)
@@ -312,7 +315,7 @@ def restore(self: GpuCache, snap: GpuSnapshot): # of this cache, or of another o
 
 GpuCache.snapshot, GpuCache.restore = snapshot, restore
 
-# %% ../nbs/11f_gpu_rounds.ipynb #816d23b6
+# %% ../nbs/11f_gpu_rounds.ipynb #d974ba67
 SPARE = 2                                      # states without a cache that are kept for the next
 
 def new_cache(self: GpuModel, n_ctx: int, # positions to make room for
@@ -322,7 +325,7 @@ def new_cache(self: GpuModel, n_ctx: int, # positions to make room for
     state = next((s for s in spare if n_ctx <= s.n_ctx <= 4*n_ctx + 1024), None)
     if state: spare.remove(state)
     else: state = new_state(self, -(-n_ctx//256)*256)
-    state.keeps = False
+    state.keeps = None
     cache = GpuCache(state, n_ctx, keep)
     weakref.finalize(cache, take_back, spare, state, SPARE)
     return cache

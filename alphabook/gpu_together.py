@@ -26,13 +26,14 @@ from .gpu_stream_layers import logits_of, residual_of
 from .gpu_tokens import sampling_buffers
 from .gpu_verdicts import GpuModel
 
-# %% ../nbs/11h_gpu_together.ipynb #b853896f
+# %% ../nbs/11h_gpu_together.ipynb #29058ec9
 WIDEST, ROOM = 64, 64                          # rows of a round; rounds before the host must look
 
 def can_sit(caches: list) -> bool: # of GpuCache
     "Whether rounds of these texts may have seats."
     states = [c.state for c in caches]
-    return not states[0].model.cfg.streams and len({(s.n_ctx, s.keeps) for s in states}) == 1
+    kinds = {(s.n_ctx, s.keeps) for s in states}
+    return not states[0].model.cfg.streams and len(kinds) == 1 and states[0].keeps in (None, keep_hidden)
 
 def shifts(base: State, s: State) -> list: # 8 integers
     "How far the tables of a text lie from another's, in the units of `shift_of`."
@@ -84,11 +85,11 @@ def joint_for(self: GpuModel, caches: list, rows: int) -> Joint: # of GpuCache t
     while len(kept) > JOINT: del kept[next(iter(kept))]
     return kept[key]
 
-# %% ../nbs/11h_gpu_together.ipynb #64a23eca
+# %% ../nbs/11h_gpu_together.ipynb #daafcbc5
 def joint_logits(j: Joint): # (float32 [W, n_vocab], the residual stream of all rows)
     "A round."
     x = residual_of(j.model, j.round)
-    if j.keeps: keep_hidden(j.base, x, j.round.positions, j.part.seats)
+    if j.keeps: keep_hidden(j.base, x, j.round.positions, seats=j.part.seats)
     return logits_of(j.model, x), x
 
 def entry_of(caches: list, ids: list, rows: int): # tokens of each text; rows of a seat → int64 [2, W]
@@ -97,7 +98,7 @@ def entry_of(caches: list, ids: list, rows: int): # tokens of each text; rows of
     for t, (cache, row) in enumerate(zip(caches, ids)): entry[:, t, :len(row)] = cache.enter(row)
     return entry.reshape(2, -1)
 
-# %% ../nbs/11h_gpu_together.ipynb #8883f706
+# %% ../nbs/11h_gpu_together.ipynb #31a99856
 def naive_round(self: GpuModel, texts: list): # (cache, ids) each → logits, residual stream, parts
     "One pass over rows of several texts, never recorded: kernels that look back are started for each text."
     r = Round(self, [(cache.state, len(ids)) for cache, ids in texts])
@@ -105,7 +106,8 @@ def naive_round(self: GpuModel, texts: list): # (cache, ids) each → logits, re
     def play():
         x = residual_of(self, r)
         for part in r.parts:
-            if part.state.keeps: keep_hidden(part.state, x[part.rows], r.positions[part.rows])
+            s, at = part.state, part.rows
+            if s.keeps: s.keeps(s, x[at], r.positions[at], [t[at] for t in r.taps])
         return logits_of(self, x), x
     return *launched(self, play), r.parts
 

@@ -6,8 +6,9 @@
 __all__ = ['quality_flags', 'quantize_flags', 'numbers_of', 'check_quality', 'all_windows', 'open_base', 'judge_texts', 'arm_of',
            'judge_needles', 'needle_table', 'judge_tasks', 'task_table', 'run_quality', 'quality_command']
 
-# %% ../nbs/26c_judging.ipynb #a8d03d3a
+# %% ../nbs/26c_judging.ipynb #704e183d
 import sys
+import time
 from pathlib import Path
 
 from .engine import Engine
@@ -16,9 +17,9 @@ from .modelfile import ModelFile
 from .peer import NoPeer, Peer
 from .quality import (KINDS, EngineRows, PeerRows, StoredRows, cut_windows, find_needles, quality_result, read_text,
                                save_rows, score_table, score_texts)
-from .tasks import SETS, load_tasks, solve, task_rows
+from .tasks import SETS, Answers, about_run, load_tasks, solve, task_rows
 
-# %% ../nbs/26c_judging.ipynb #6fe584c8
+# %% ../nbs/26c_judging.ipynb #b253f745
 def quality_flags(p): # argparse parser
     "The flags of `quality`, beside an engine's."
     p.add_argument("what", metavar="WHAT", help="perplexity, kl (how far from --base), needle, humaneval or gsm8k")
@@ -34,6 +35,12 @@ def quality_flags(p): # argparse parser
     p.add_argument("--tasks", type=int, metavar="N", help="humaneval, gsm8k: only N tasks, spread over the set")
     p.add_argument("--answer", type=int, default=512, metavar="N",
                    help="humaneval, gsm8k: most tokens of an answer (default 512)")
+    p.add_argument("--parallel", type=int, default=4, metavar="N",
+                   help="humaneval, gsm8k: answers that share rounds (default 4; on a GPU 1)")
+    p.add_argument("--answers", metavar="FILE",
+                   help="humaneval, gsm8k: keep each answer in this file, and ask only what isn't in it yet")
+    p.add_argument("--minutes", type=float, metavar="N",
+                   help="humaneval, gsm8k: ask nothing more after N minutes; the result says how many were asked")
     p.add_argument("--run-code", action="store_true",
                    help="humaneval: run what the model writes, in a limited child (chapter 26ba)")
 
@@ -48,7 +55,7 @@ def quantize_flags(p): # argparse parser
     p.add_argument("--threads", type=int, metavar="N", help="threads; default: all cores")
     p.add_argument("--json", action="store_true", help="print one JSON object on standard output")
 
-# %% ../nbs/26c_judging.ipynb #be1bf414
+# %% ../nbs/26c_judging.ipynb #74ced8e6
 def numbers_of(text: str, flag: str, kind, low, high) -> list: # kind: int or float
     "Numbers separated by commas, in a range."
     try: found = [kind(x) for x in text.split(",")]
@@ -69,6 +76,11 @@ def check_quality(args) -> list: # lengths
     counts = ("--windows", args.windows), ("--tries", args.tries), ("--tasks", tasks), ("--answer", args.answer)
     for flag, value in counts:
         if not 1 <= value <= 10_000: raise ValueError(f"{flag} {value}: must be from 1 to 10000")
+    if not 1 <= args.parallel <= 64: raise ValueError(f"--parallel {args.parallel}: must be from 1 to 64")
+    if args.minutes is not None and not 0 < args.minutes <= 1e5:
+        raise ValueError(f"--minutes {args.minutes:g}: must be more than 0, and at most 100000")
+    for flag, value in (("--answers", args.answers), ("--minutes", args.minutes)):
+        if value and args.what not in SETS: raise ValueError(f"{flag} {value}: only {' and '.join(SETS)} ask tasks")
     numbers_of(args.depths, "--depths", float, 0, 1)
     if args.base and args.what != "kl": raise ValueError(f"--base {args.base}: only kl compares; give quality kl")
     if args.what == "kl" and not args.base and args.mode != "fast":
@@ -137,18 +149,22 @@ def needle_table(rows) -> str:
         lines.append(f"{length:8}  " + "  ".join(row))
     return "\n".join(lines)
 
-# %% ../nbs/26c_judging.ipynb #cc8c5f31
+# %% ../nbs/26c_judging.ipynb #31728f0d
 def judge_tasks(args, engine: Engine, progress = None) -> list: # rows
     "`quality humaneval` and `quality gsm8k`."
-    tasks = load_tasks(args.what, args.tasks)
-    return task_rows(solve(engine, tasks, args.answer, progress), args.what, arm_of(engine))
+    tasks, until = load_tasks(args.what, args.tasks), time.monotonic() + 60*(args.minutes or 1e6)
+    kept = Answers(args.answers, about_run(engine, args.what, args.answer)) if args.answers else None
+    found = solve(engine, tasks, args.answer, progress, args.parallel, kept, lambda: time.monotonic() < until)
+    if not found: raise ValueError(f"--minutes {args.minutes:g}: over before the first answer; give more")
+    return task_rows(found, args.what, arm_of(engine))
 
 def task_table(rows) -> str:
     "A line for people."
     share, tokens = rows
     low, high = share["interval"]
+    asked = "" if share["n"] == share["of"] else f", {share['n']} of the set's {share['of']} asked"
     return (f"{share['text']}: {len(share['solved'])} of {share['n']} solved, {share['value']:.0%} "
-            f"(95 %: {low:.0%} to {high:.0%}), {tokens['value']:.0f} tokens an answer")
+            f"(95 %: {low:.0%} to {high:.0%}){asked}, {tokens['value']:.0f} tokens an answer")
 
 # %% ../nbs/26c_judging.ipynb #27abec52
 def run_quality(args, engine: Engine, lengths, # from `check_quality`

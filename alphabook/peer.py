@@ -14,18 +14,22 @@ import sys
 import time
 from pathlib import Path
 
-# %% ../nbs/25a_peer.ipynb #d708cad2
+# %% ../nbs/25a_peer.ipynb #33e2cbe0
 class LlamaCpp:
-    "A model in llama.cpp on the CPU, through llama-cpp-python's low-level interface."
+    "A model in llama.cpp, through llama-cpp-python's low-level interface."
     def __init__(self, model: str, threads: int, n_ctx: int, # file, threads, positions to make room for
-                 kv: str = "f16"): # or f32, which also leaves flash attention off: no rounding but float32's own
+                 kv: str = "f16", # or f32, which also leaves flash attention off: no rounding but float32's own
+                 gpu: bool = False): # all layers on a card
         import llama_cpp
         import numpy as np
         self.lib, self.np = llama_cpp, np
+        if gpu and not llama_cpp.llama_supports_gpu_offload():
+            raise RuntimeError("this llama-cpp-python was built without a GPU backend")
         kind = {"f16": llama_cpp.GGML_TYPE_F16, "f32": llama_cpp.GGML_TYPE_F32}[kv]
-        self.llm = llama_cpp.Llama(model, n_ctx=n_ctx, n_batch=512, n_ubatch=512, n_threads=threads, n_gpu_layers=0,
-                                   n_threads_batch=threads, flash_attn=kv == "f16", type_k=kind, type_v=kind,
-                                   verbose=False)
+        layers = -1 if gpu else 0                                              # -1: all
+        self.llm = llama_cpp.Llama(model, n_ctx=n_ctx, n_batch=512, n_ubatch=512, n_threads=threads,
+                                   n_threads_batch=threads, n_gpu_layers=layers, flash_attn=kv == "f16",
+                                   type_k=kind, type_v=kind, verbose=False)
         self.ctx, self.n_vocab = self.llm.ctx, self.llm.n_vocab()
 
     def facts(self) -> dict:
@@ -33,11 +37,15 @@ class LlamaCpp:
         build = self.lib.llama_print_system_info().decode()
         return dict(name="llama.cpp", version=f"llama-cpp-python {self.lib.__version__}", build=" ".join(build.split()))
 
-    def step(self, ids) -> int: # id of the largest logit after the last token
-        "Run tokens after those that came before."
+    def step(self, ids):
+        "Run tokens after those that came before, to the end."
         tokens = (self.lib.llama_token*len(ids))(*ids)                         # must outlive the batch
         if self.lib.llama_decode(self.ctx, self.lib.llama_batch_get_one(tokens, len(ids))):
             raise RuntimeError("llama_decode failed")
+        self.lib.llama_synchronize(self.ctx)
+
+    def best(self) -> int: # id
+        "Which logit is the largest after the last token."
         logits = self.lib.llama_get_logits_ith(self.ctx, -1)
         return int(self.np.argmax(self.np.ctypeslib.as_array(logits, (self.n_vocab,))))
 
@@ -67,14 +75,18 @@ def read_prompt(engine, ids) -> dict: # seconds
     engine.step(ids)
     return dict(seconds=time.perf_counter() - start)
 
-# %% ../nbs/25a_peer.ipynb #ca762397
+# %% ../nbs/25a_peer.ipynb #7fa60488
 def continue_text(engine, prompt, ids) -> dict: # seconds of all of `ids`, and what it would have said itself
-    "Read a prompt, then tokens one by one; only these are timed."
+    "Read a prompt, then tokens one by one; only these are timed, and not the look at what it would have said."
     engine.clear()
-    said = [engine.step(prompt)]
-    start = time.perf_counter()
-    for i in ids: said.append(engine.step([i]))
-    return dict(seconds=time.perf_counter() - start, said=said[:len(ids)])
+    engine.step(prompt)
+    said, seconds = [], 0.0
+    for i in ids:
+        said.append(engine.best())
+        start = time.perf_counter()
+        engine.step([i])
+        seconds += time.perf_counter() - start
+    return dict(seconds=seconds, said=said)
 
 # %% ../nbs/25a_peer.ipynb #3d03b2db
 def write_rows(engine, ids, path: str) -> dict: # ids of a text; file to write → rows written

@@ -6,7 +6,7 @@
 __all__ = ['TRIES', 'SHARE', 'LAYER', 'GAINS', 'KEEP_FREE', 'free_memory', 'measured', 'load_speeds', 'layer_units',
            'seconds_per_token', 'Facts', 'Plan', 'choose', 'auto', 'facts_of', 'plan_lines', 'planned_ram']
 
-# %% ../nbs/25g_plan.ipynb #25c3073b
+# %% ../nbs/25g_plan.ipynb #e86f6414
 import json
 import os
 from dataclasses import dataclass, field
@@ -15,14 +15,13 @@ from pathlib import Path
 import alphabook
 from .config import ModelConfig, load_config
 from .cpu_experts import memory_bytes
-from .experts import find_ranking
 from .fetch import FetchError, cache_dir
 from .limits import bytes_per_token, read_buffer, read_speed
 from .modelfile import ModelFile, atomic_file
 from .pricefile import processor
 from .reading import disk_speed
 from .tape import set_threads
-from .tiers import expert_tensors, fixed_bytes, make_banks, slots_for
+from .tiers import expert_tensors, fixed_bytes, make_banks, ranking_for
 
 # %% ../nbs/25g_plan.ipynb #7bbeaeb1
 def free_memory() -> int: # bytes
@@ -131,7 +130,7 @@ def choose(f: Facts, given: dict = {}) -> Plan: # what the user has set: name â†
     if p.fits: p.speed = dict(plain=1/seconds, **{s: g/seconds for s, g in gains.items()})
     return p
 
-# %% ../nbs/25g_plan.ipynb #d23e6b73
+# %% ../nbs/25g_plan.ipynb #81c01459
 def auto() -> bool:
     "Whether settings may be chosen. ValueError for a value of ALPHABOOK_AUTO that means nothing."
     value = os.environ.get("ALPHABOOK_AUTO", "1")
@@ -149,7 +148,7 @@ def facts_of(mf, cfg: ModelConfig, speeds: dict, device: str = "cpu", free: int 
     stacks = expert_tensors(mf, cfg)
     of_layers = [t for i, stack in stacks.items() if i < cfg.n_layer for t in stack.values()]
     f.token_experts = sum(t.nbytes*cfg.n_used//cfg.n_expert for t in of_layers)
-    ranking = find_ranking(mf.path, (max(stacks) + 1, cfg.n_expert), say)
+    ranking = ranking_for(mf, cfg, max(stacks) + 1, say)
     if ranking:
         counts = sorted(ranking[0].reshape(-1).tolist(), reverse=True)
         def hit(nbytes): return sum(counts[:int(len(counts)*nbytes/f.experts)])/max(1, sum(counts))

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['WIDTHS', 'EDGES', 'SHORT', 'SURE', 'FIRM', 'MARGIN', 'HOPES', 'Alone', 'fitting', 'Prices', 'measure_rounds',
-           'measure_guess', 'best_width', 'Trust', 'Rest', 'Pace', 'promise', 'Auto', 'draft', 'guess', 'gain',
-           'verified', 'Contrary', 'forced_rounds', 'drafter_arm']
+           'measure_guess', 'best_width', 'Trust', 'Rest', 'Pace', 'promise', 'Side', 'Match', 'Auto', 'draft', 'guess',
+           'gain', 'verified', 'Contrary', 'forced_rounds', 'drafter_arm']
 
 # %% ../nbs/17_policy.ipynb #eb1ef5d2
 import time
@@ -192,7 +192,7 @@ class Pace:
 
     def __call__(self) -> float: return self.tokens/self.seconds
 
-# %% ../nbs/17_policy.ipynb #45294bff
+# %% ../nbs/17_policy.ipynb #a277cc31
 SHORT, SURE, FIRM = 6, 12, 0.9                 # a match that must win clearly; one that is sure, and a rate that is
 MARGIN = 0.1                                   # tokens that drafts must be expected to bring, for what is not counted
 HOPES = 0.89, 0.86, 0.85                       # how often a good block's guesses are right (Strata)
@@ -209,6 +209,44 @@ def promise(drafter, # with guesses of its own; None: 0
         best = max(best, tokens - (prices.seconds[k + 1] + 0.2*prices.seconds[1] + asking)/plain)
     return best
 
+class Side:
+    "What `Auto` knows of one of two drafters with guesses of their own."
+    def __init__(self, drafter, asking: float): # seconds that a round with its guesses takes besides the round itself
+        self.drafter, self.asking, self.rest, self.trust = drafter, asking, Rest(6, 2, 32), Trust()
+        self.tokens, self.seconds = 0, 0
+
+    def note(self, tokens: int, seconds: float, fade: float = 0.95):
+        "A round in which it was asked."
+        self.tokens, self.seconds = fade*self.tokens + tokens, fade*self.seconds + seconds
+
+    def pace(self) -> float: return self.tokens/self.seconds if self.seconds else 0.0
+
+class Match:
+    "Which of two is asked: the one that gives more tokens a second. The other is tried now and then, ever more seldom."
+    def __init__(self, first: int = 64, # rounds with guesses before the other is tried
+                 tries: int = 4, # rounds of a try, the first of which doesn't count: things are recorded in it
+                 clear: float = 1.04, # so much faster it must be
+                 longest: int = 1024): # rounds between two tries, at most
+        self.first, self.tries, self.clear, self.longest = first, tries, clear, longest
+        self.pause, self.left, self.trying = first, first, False
+
+    def over(self, now: Side, other: Side, tokens: int, seconds: float) -> bool: # of a round in which `now` was asked
+        "Whether the other one is to be asked from now on."
+        if not self.trying or self.left < self.tries: now.note(tokens, seconds)
+        self.left -= 1
+        if self.left > 0: return False
+        if self.trying: return self.settled(now.pace() < self.clear*other.pace())
+        self.trying, self.left = True, self.tries
+        other.tokens, other.seconds, other.rest.left = 0, 0, 0
+        return True
+
+    def settled(self, back: bool) -> bool: # the one that was tried has not won
+        "A try has ended."
+        self.pause = min(2*self.pause, self.longest) if back else self.first
+        self.trying, self.left = False, self.pause
+        return back
+
+# %% ../nbs/17_policy.ipynb #e501a8c7
 class Auto:
     "Copy where that is sure or both agree, else the block's guesses and what followed them; verify what pays."
     def __init__(self, prices, # Prices, or a function that measures them, called when they are first needed
@@ -216,23 +254,31 @@ class Auto:
                  firm: float = FIRM, # hit rate of a copy that needs no second opinion
                  agree: bool = True, # others do
                  behind: bool = True, # may a copy follow the block's guesses
-                 block = None): # a block drafter (chapter 18), which takes the MTP block's place if it promises more
+                 block = None): # a block drafter (chapter 18): the one of both is asked that gives more tokens a second
         self.prices, self.mtp, self.copy, self.block, self.trust = prices, mtp or block, copy, mtp and block, Trust()
-        self.firm, self.agree, self.behind = firm, agree, behind and mtp and copy
+        self.firm, self.agree, self.behind = firm, agree, behind and self.mtp and copy
+        self.match, self.now, self.other = Match(), None, None
         self.mtp_rest, self.copy_rest, self.asked, self.guessed = Rest(6, 2, 32), Rest(8, 4, 8, 32), [], []
         if not callable(prices): self.begin(prices)
 
     def begin(self, prices: Prices):
-        "Now the prices are known: of two blocks the one that promises more stays, and rests first if that is little."
-        self.prices, one, part = prices, prices.seconds[1], 2*prices.guess
-        self.plain, best = 1.2*one, promise(self.mtp, prices)  # of a round without drafts, with everything around it
-        if self.mtp and self.mtp.name == "block" or self.block and promise(self.block, prices) > best:
-            self.mtp, part = self.block or self.mtp, prices.block
-            best = promise(self.mtp, prices)
-        self.block = None
-        self.around = [0.2*one, 0.2*one + part, 0.4*one]      # besides a round: plain, block asked, copied
-        self.pace = Pace(self.plain)
-        if best < MARGIN: self.mtp_rest.lie_down()
+        "Now the prices are known: of two with guesses the one that promises more begins; it rests if that is little."
+        self.prices, one = prices, prices.seconds[1]
+        self.plain = 1.2*one                                   # of a round without drafts, with everything around it
+        self.around = [0.2*one, 0.0, 0.4*one]                 # besides a round: plain, guesses asked for, copied
+        self.pace, two = Pace(self.plain), [d for d in (self.mtp, self.block) if d]
+        sides = [Side(d, 0.2*one + (prices.block if d.name == "block" else 2*prices.guess)) for d in two]
+        sides.sort(key=lambda side: -promise(side.drafter, prices))
+        for side in sides:
+            if promise(side.drafter, prices) < MARGIN: side.rest.lie_down()
+        self.other = sides[1] if len(sides) > 1 and promise(sides[1].drafter, prices) > 0 else None
+        if sides: self.ask(sides[0])
+
+    def ask(self, side: Side):
+        "Ask this one from now on."
+        if self.now: self.now.asking = self.around[1]
+        self.now, self.mtp, self.block = side, side.drafter, self.other and self.other.drafter
+        self.mtp_rest, self.trust, self.around[1] = side.rest, side.trust, side.asking
 
     def rollback(self, n: int):
         for drafter in (self.mtp, self.copy, self.block):
@@ -241,7 +287,7 @@ class Auto:
     def committed(self, ids, hidden = None, prompt: bool = False): # as `Alone.committed`
         "Tell the drafters what the trunk has read."
         for drafter in (self.mtp, self.block):
-            if drafter: drafter.committed(ids, hidden, prompt, read=not self.mtp_rest.left)
+            if drafter: drafter.committed(ids, hidden, prompt, read=drafter is self.mtp and not self.mtp_rest.left)
         if self.copy and prompt: self.copy.committed(ids, hidden, prompt)
 
 # %% ../nbs/17_policy.ipynb #91de7a87
@@ -284,12 +330,13 @@ def gain(self: Auto, ids: list, sure: list) -> tuple: # (drafts, surplus, their 
 
 Auto.draft, Auto.guess, Auto.gain = draft, guess, gain
 
-# %% ../nbs/17_policy.ipynb #9f6da370
+# %% ../nbs/17_policy.ipynb #2d68a3ba
 def verified(self: Auto, drafted: int, accepted: int, seconds: float = None, round_seconds: float = None):
     "Learn from a round, as `Alone.verified`; what is far beyond the usual was the machine's doing, and is cut."
     if callable(self.prices): return                          # nothing was asked yet
     kind, price = 1 if self.mtp_rest in self.asked else 2*(drafted > 0), self.prices.seconds
-    if seconds is None: seconds = price[drafted + 1] + self.around[kind]       # the round was shared: as usual
+    shared = seconds is None
+    if shared: seconds = price[drafted + 1] + self.around[kind]                # as usual
     else:
         rest = seconds - round_seconds
         self.prices.note(drafted + 1, round_seconds)
@@ -299,6 +346,9 @@ def verified(self: Auto, drafted: int, accepted: int, seconds: float = None, rou
     if not self.asked: self.plain += 0.05*(seconds - self.plain)
     for rest in self.asked: rest.note(accepted + 1 - seconds/self.plain)
     self.pace.note(accepted + 1, seconds)
+    if self.other and kind == 1 and not shared and self.match.over(self.now, self.other, accepted + 1, seconds):
+        now, self.other = self.other, self.now
+        self.ask(now)
 
 Auto.verified = verified
 

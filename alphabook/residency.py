@@ -16,7 +16,7 @@ from .gpu_together import GpuModel
 from .kv import EXACT_KV
 from .resolved import ExpertStore, device_bytes, joins_shared, make_banks
 
-# %% ../nbs/20c_residency.ipynb #c7817182
+# %% ../nbs/20c_residency.ipynb #a840970f
 KEEP_FREE = 1 << 30                            # bytes of a card that are left alone, if no cap is given
 
 def needed_bytes(mf, cfg: ModelConfig, n_ctx: int) -> int: # open file; positions
@@ -35,14 +35,15 @@ def model_under(mf, cfg: ModelConfig, vram: int = None, # cap in bytes; None: wh
                 kv: tuple = EXACT_KV, # types of keys and values
                 progress = None, # called with (bytes loaded, bytes in all)
                 say = None, # called with a line about where experts are
-                **how) -> GpuModel: # workers, bound … of `ExpertStore`
+                kind = ExpertStore, # or that of chapter 21c, with ram
+                **how) -> GpuModel: # workers, bound … of the store
     "A model on the device, its experts in slots if they don't fit. ValueError if it can't be."
     cap, store = card_bytes() if vram is None else vram, None
     if cap is not None and (need := needed_bytes(mf, cfg, n_ctx)) > cap:
         if not cfg.n_expert:
             raise ValueError(f"--vram {cap:,}: the weights and {n_ctx:,} positions need {need:,} bytes, and only "
                              "mixtures can do with less; give a smaller --ctx, or --device cpu")
-        store = ExpertStore(mf, cfg, cap, n_ctx, say=say, **how)
+        store = kind(mf, cfg, cap, n_ctx, say=say, **how)
         slots = sum(store.slots) - sum(b.fixed for b in store.banks)
         if say: say(f"{slots:,} of {cfg.n_expert*len(store.tensors):,} experts have slots on the card, the others are "
                     f"computed by {len(store.workers.cores)} cores")

@@ -6,10 +6,10 @@
 __all__ = ['ROLES', 'FREE', 'COMING', 'FIXED', 'PIECES', 'MARGIN', 'LOGGED', 'TURNS', 'CHUNK', 'SHARE', 'joins_shared',
            'parts_of', 'tile_bytes', 'Bank', 'device_bytes', 'slots_for', 'k_resolve', 'k_join', 'hand_over', 'Box',
            'ExpertStore', 'make_banks', 'make_slots', 'choose_first', 'load', 'load_near', 'shuffle', 'answer_tape',
-           'program_for', 'connect', 'resolve', 'before', 'fail', 'ask', 'told', 'learn', 'decide', 'enter', 'bring',
-           'over']
+           'program_for', 'prelude', 'connect', 'resolve', 'before', 'fail', 'waits_for', 'ask', 'told', 'learn',
+           'decide', 'enter', 'bring', 'bytes_of', 'settle_down', 'staging', 'over']
 
-# %% ../nbs/20b_resolved.ipynb #299a82ec
+# %% ../nbs/20b_resolved.ipynb #4e3f4081
 import time
 import weakref
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ from . import cpu_experts
 from .blocks import FLOAT_TYPES, decode
 from .config import ModelConfig, model_tensors
 from .cpu import gated
-from .cpu_experts import add_expert_bias, group_rows
+from .cpu_experts import add_expert_bias, group_rows, located
 from .cpu_products import columns_for, product
 from .doorbell import ANSWER, BOARD, Programs, Workers, clock, put_far, shared, wait_far
 from .experts import Uses, find_ranking, lfru, prior_from
@@ -305,7 +305,7 @@ def shuffle(self: ExpertStore, rng):
 
 ExpertStore.load, ExpertStore.load_near, ExpertStore.shuffle = load, load_near, shuffle
 
-# %% ../nbs/20b_resolved.ipynb #e5f931d6
+# %% ../nbs/20b_resolved.ipynb #bb04cd89
 def answer_tape(self: ExpertStore, near, W: int, n: int): # a layer's; rows; of one row: experts that are missing
     "The experts of a layer for the rows in the box."
     box, act = self.box.near, self.cfg.act
@@ -314,9 +314,11 @@ def answer_tape(self: ExpertStore, near, W: int, n: int): # a layer's; rows; of 
     def biased(y, i): return y if near.biases[i] is None else add_expert_bias(y, near.biases[i], ids)
     with recording() as tape:
         tape.pool = self.pool                                # programs don't run at the same time
+        self.prelude(W)
         with side_by_side():
             columns = columns_for([gate, up], x)
             groups = (box.experts[:n], np.arange(n + 1), np.arange(n)) if W == 1 else group_rows(ids, self.E)
+        groups = located(gate, groups)
         with side_by_side(): g, u = (product(w, columns, groups, rows//W) for w in (gate, up))
         y = gated(biased(g, 0), biased(u, 1), act)
         y = biased(product(down, columns_for([down], y), groups, 1), 2)
@@ -332,7 +334,10 @@ def program_for(self: ExpertStore, layer, W: int) -> int: # number
             self.programs.add(number + n - 1, self.answer_tape(near, W, n))
     return number
 
-ExpertStore.answer_tape, ExpertStore.program_for = answer_tape, program_for
+def prelude(self: ExpertStore, W: int): # rows
+    "What a program begins with; another kind of store has something to do here (chapter 21c)."
+
+ExpertStore.answer_tape, ExpertStore.program_for, ExpertStore.prelude = answer_tape, program_for, prelude
 
 # %% ../nbs/20b_resolved.ipynb #e0f09687
 def connect(self: ExpertStore, workers):
@@ -371,7 +376,7 @@ def resolve(self: ExpertStore, layer, h, ids, r): # Acts with floats; int32 [W, 
 
 ExpertStore.connect, ExpertStore.resolve = connect, resolve
 
-# %% ../nbs/20b_resolved.ipynb #d9b82c19
+# %% ../nbs/20b_resolved.ipynb #fe91ffb0
 CHUNK = 1 << 18                                # bytes of a copy that others may have to wait for
 SHARE = 0.5                                    # of the time that rounds take: for admissions
 
@@ -389,14 +394,20 @@ def fail(self: ExpertStore):
     self.broken = True
     alive = sum(t.is_alive() for t in self.workers.threads)
     raise ValueError(f"the CPU has not answered: the experts of a layer were asked for, {alive} of "
-                     f"{len(self.workers.threads)} workers are alive; nothing was said that could be wrong")
+                     f"{len(self.workers.threads)} workers are alive{self.waits_for()}; nothing was said that could be "
+                     "wrong")
+
+def waits_for(self: ExpertStore) -> str:
+    "What is known about why it takes so long."
+    return ""
 
 def ask(self: ExpertStore):
     "After rounds were launched: bring who is to come; the log to the host."
     self.bring(time.perf_counter() + SHARE*self.window)
     for name in ("log", "notes"):
-        if name not in self.host: self.host[name] = torch.empty_like(getattr(self, name), device="cpu", pin_memory=True)
-        self.host[name].copy_(getattr(self, name), non_blocking=True)
+        there = getattr(self, name)
+        if name not in self.host: self.host[name] = self.staging(*there.shape, dtype=there.dtype)
+        self.host[name].copy_(there, non_blocking=True)
 
 def told(self: ExpertStore):
     "When they are over: what was wanted, who has come, and who is to come next."
@@ -413,7 +424,7 @@ def told(self: ExpertStore):
     if self.bound and self.wanted: self.decide(self.bound*(turn - first) - len(self.coming))
     self.wanted, self.window, self.began = [], time.perf_counter() - self.began, None
 
-ExpertStore.before, ExpertStore.fail, ExpertStore.ask, ExpertStore.told = before, fail, ask, told
+for f in (before, fail, waits_for, ask, told): setattr(ExpertStore, f.__name__, f)
 
 # %% ../nbs/20b_resolved.ipynb #305f3f80
 def learn(self: ExpertStore, log): # int16 [L, …] of a round
@@ -461,14 +472,15 @@ def enter(self: ExpertStore):
 
 ExpertStore.learn, ExpertStore.decide, ExpertStore.enter = learn, decide, enter
 
-# %% ../nbs/20b_resolved.ipynb #954dccb0
+# %% ../nbs/20b_resolved.ipynb #6c68f27d
 def bring(self: ExpertStore, until: float = np.inf): # on `perf_counter`
     "Start the copies of those that are to come, and pack them on the device; no new ones after some time."
     while self.coming and time.perf_counter() < until:
         bank = self.coming[0][1]
         some = [c for c in self.coming if c[1] is bank][:PIECES]
         self.coming = [c for c in self.coming if c not in some]
-        each = [parts_of(self.tensors[key//self.E], [key % self.E]) for key, *_ in some]
+        try: each = [self.bytes_of(*divmod(key, self.E)) for key, *_ in some]
+        except ValueError as e: self.settle_down(some, e); return
         parts = [(np.concatenate([p[i][0] for p in each]), each[0][i][1]) for i in range(len(each[0]))]
         slots = [slot for *_, slot in some]
         if self.stream is None: bank.put(slots, parts, self.device); self.moving.append((None, some)); continue
@@ -478,11 +490,28 @@ def bring(self: ExpertStore, until: float = np.inf): # on `perf_counter`
             done.record()
         self.moving.append((done, some))
 
+def bytes_of(self: ExpertStore, layer: int, e: int) -> list: # as of `parts_of`
+    "An expert's matrices, from the mapped file."
+    return parts_of(self.tensors[layer], [e])
+
+def settle_down(self: ExpertStore, some: list, why): # that were to come; the error
+    "An expert can't be read: it stays where it is, and so do all others from now on."
+    self.say(f"no more experts come to the card: {why}")
+    for _, bank, slot in [*some, *self.coming]: bank.owner[slot] = FREE
+    self.coming, self.bound = [], 0
+
+def staging(self: ExpertStore, *shape, dtype = torch.uint8): # → tensor on the host
+    "Memory for copies: pinned, or, with a word, such as the system gives."
+    try: return torch.empty(shape, dtype=dtype, pin_memory=True)
+    except RuntimeError as e:
+        self.say(f"pinned memory was refused ({str(e).splitlines()[0]}): copies to and from the card take longer")
+        return torch.empty(shape, dtype=dtype)
+
 def over(self: ExpertStore, data): # uint8 array → tensor on the device
     "Copy in pieces, through pinned memory that is used again when the copy before is over."
     raw = torch.from_numpy(data).view(-1)
     if len(self.host.get("stage", ())) < len(raw):
-        self.host["stage"] = torch.empty(len(raw), dtype=torch.uint8, pin_memory=True)
+        self.host["stage"] = self.staging(len(raw))
     if "staged" in self.host: self.host["staged"].synchronize()
     stage, there = self.host["stage"][:len(raw)], torch.empty(len(raw), dtype=torch.uint8, device=self.device)
     stage.copy_(raw)
@@ -491,4 +520,4 @@ def over(self: ExpertStore, data): # uint8 array → tensor on the device
     self.host["staged"].record()
     return there.view(data.shape)
 
-ExpertStore.bring, ExpertStore.over = bring, over
+for f in (bring, bytes_of, settle_down, staging, over): setattr(ExpertStore, f.__name__, f)

@@ -4,10 +4,12 @@
 
 # %% auto #0
 __all__ = ['SETS', 'SOLVED', 'STORY', 'CODE', 'NUMBER', 'CHILD', 'Task', 'load_tasks', 'taught', 'question', 'stops', 'number_of',
-           'program_of', 'run_tests', 'wilson', 'marked', 'answer', 'solve', 'task_rows']
+           'program_of', 'run_tests', 'wilson', 'marked', 'asked', 'answer', 'answers', 'strides', 'Answers',
+           'about_run', 'solve', 'task_rows']
 
-# %% ../nbs/26ba_tasks.ipynb #413334d0
+# %% ../nbs/26ba_tasks.ipynb #7332a283
 import json
+import math
 import re
 import secrets
 import subprocess
@@ -18,7 +20,9 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from .engine import Engine
+from .arithmetic import CONTRACT_VERSION
+from .engine import BACKENDS, Engine, checked
+from .replies import Generation, Reply, advance_together
 
 # %% ../nbs/26ba_tasks.ipynb #ca3c62a3
 SETS = {"humaneval": 164, "gsm8k": 100}
@@ -125,7 +129,7 @@ def run_tests(program: str, test: str, entry: str, seconds: float = 10.0) -> boo
         except subprocess.TimeoutExpired: return False
     return done.returncode == 0 and done.stdout == word
 
-# %% ../nbs/26ba_tasks.ipynb #9e9536e3
+# %% ../nbs/26ba_tasks.ipynb #0542d943
 def wilson(solved: int, n: int, z: float = 1.96) -> tuple: # (low, high)
     "Interval of a share, of 95 %."
     p, d = solved/n, 1 + z*z/n
@@ -137,30 +141,107 @@ def marked(task: Task, text: str) -> bool: # code is run
     if task.entry: return run_tests(program_of(task, text), task.test, task.entry)
     return number_of(text) == float(task.answer.replace(",", ""))
 
-def answer(engine: Engine, task: Task, n: int): # tokens at most → Generation
-    "What the model says to a task, greedily."
+def asked(engine: Engine, task: Task) -> tuple: # (ids, texts that end the answer)
+    "A task as the model wants it."
     chat = taught(engine)
     text = question(task, chat)
     if chat: text = engine.chat_template().render([dict(role="user", content=text)])
-    ids = engine.tokenizer.encode(text, add_special=not chat)
-    return engine.generate(ids, n, stop=stops(task, chat))
+    return engine.tokenizer.encode(text, add_special=not chat), stops(task, chat)
 
-# %% ../nbs/26ba_tasks.ipynb #bd5f319e
+def answer(engine: Engine, task: Task, n: int): # tokens at most → Generation
+    "What the model says to a task, greedily."
+    ids, ends = asked(engine, task)
+    return engine.generate(ids, n, stop=ends)
+
+# %% ../nbs/26ba_tasks.ipynb #f4875ce6
+def answers(engine: Engine, prompts, # (ids, texts that end it) each
+            n: int, # tokens at most
+            at_once: int = 4, # answers that share rounds
+            more = lambda: True, # whether to begin another one
+            ): # yields (number of the prompt, Generation), as they end
+    "Answer many prompts, some at a time; on a GPU one after the other."
+    if at_once == 1 or engine.device not in BACKENDS:
+        yield from ((i, engine.generate(ids, n, stop=ends)) for i, (ids, ends) in enumerate(prompts) if more())
+        return
+    drafter = "none" if engine.drafter == "auto" else None              # others' rows are surer than drafts
+    longest, waiting, active = max((len(ids) for ids, _ in prompts), default=0), list(enumerate(prompts)), []
+    free = [engine.session(longest + n, drafter) for _ in range(min(at_once, len(prompts)))]
+    while active or waiting and more():
+        while waiting and free and more():
+            i, (ids, ends) = waiting.pop(0)
+            session = free.pop()
+            ids, room, _ = checked(engine, ids, n, session, {})
+            reply = Reply(engine, session, Generation(), ids, room, ends)
+            for _ in reply.begin(): pass
+            active.append((i, reply))
+        going = [r for _, r in active if not r.over]
+        for tokens in advance_together(going) if len(going) > 1 else [r.advance() for r in going]:
+            for _ in tokens: pass
+        yield from ((i, r.g) for i, r in active if r.over)
+        free += [r.session for _, r in active if r.over]
+        active = [(i, r) for i, r in active if not r.over]
+
+# %% ../nbs/26ba_tasks.ipynb #b70661b0
+def strides(tasks) -> list:
+    "The tasks in an order of which every beginning is spread over the set."
+    step = next(s for s in range(max(1, round(.382*len(tasks))), len(tasks) + 2) if math.gcd(s, len(tasks)) == 1)
+    return [tasks[i*step % len(tasks)] for i in range(len(tasks))]
+
+class Answers:
+    "A file of answers, which begins with a line about the run. `ValueError` for another run's, and for other files."
+    def __init__(self, path, about: dict): # file, made if it isn't there; what all answers depend on
+        self.path, self.found = Path(path), {}
+        lines = self.read() if self.path.exists() else [json.dumps(about)]
+        try:
+            there, *rest = map(json.loads, lines)
+            for line in rest: self.found[line["id"]] = line["right"], line["tokens"]
+            other = [k for k in about if there[k] != about[k]]
+        except (ValueError, KeyError, TypeError): raise ValueError(f"{path}: not a file of answers") from None
+        if other:
+            raise ValueError(f"{path}: has answers with {other[0]} {there[other[0]]}, not {about[other[0]]}: "
+                             "give another file")
+        self.path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")     # without half a line
+
+    def read(self) -> list: # of lines
+        "What is there; a last line that was cut off is not."
+        try: *lines, cut = self.path.read_text(encoding="utf-8").split("\n")
+        except (OSError, UnicodeDecodeError) as e:
+            why = getattr(e, "strerror", None) or "not UTF-8"
+            raise ValueError(f"{self.path}: not a file of answers ({why})") from None
+        return lines or [cut]
+
+    def add(self, task: Task, right: bool, g: Generation):
+        "One answer more."
+        self.found[task.id] = right, g.predicted_n
+        with self.path.open("a", encoding="utf-8") as f:
+            line = dict(id=task.id, right=right, tokens=g.predicted_n, text=g.text)
+            f.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+def about_run(engine: Engine, name: str, n: int) -> dict: # set, most tokens of an answer
+    "What answers depend on; a drafter, threads and who shares rounds are not among it."
+    return dict(set=name, model=engine.mf.path.name, bytes=engine.mf.nbytes, kv=":".join(engine.kv), answer=n,
+                contract_version=CONTRACT_VERSION)
+
+# %% ../nbs/26ba_tasks.ipynb #682c7fb8
 def solve(engine: Engine, tasks, n: int = 512, # tokens of an answer
           progress = None, # called with (tasks done, tasks in all)
-          ) -> dict: # {id: (right, tokens)}
-    "Ask everything, mark everything."
-    found = {}
-    for i, task in enumerate(tasks):
-        g = answer(engine, task, n)
-        found[task.id] = marked(task, g.text), g.predicted_n
-        if progress: progress(i + 1, len(tasks))
-    return found
+          at_once: int = 1, # answers that share rounds
+          kept: Answers = None, # what was answered before, and where to keep what comes
+          more = lambda: True, # whether to ask another one
+          ) -> dict: # {id: (right, tokens)}, in the tasks' order
+    "Ask everything that isn't answered, mark everything."
+    found = dict(kept.found) if kept else {}
+    todo = [t for t in strides(tasks) if t.id not in found]
+    for i, g in answers(engine, [asked(engine, t) for t in todo], n, at_once, more):
+        found[todo[i].id] = marked(todo[i], g.text), g.predicted_n
+        if kept: kept.add(todo[i], found[todo[i].id][0], g)
+        if progress: progress(sum(t.id in found for t in tasks), len(tasks))
+    return {t.id: found[t.id] for t in tasks if t.id in found}
 
-def task_rows(found: dict, name: str, arm: str) -> list: # from `solve`
+def task_rows(found: dict, name: str, arm: str) -> list: # from `solve`, of one task at least
     "Rows of the published schema."
     solved = sum(right for right, _ in found.values())
-    return [dict(arm=arm, text=name, unit="tasks solved", value=solved/len(found), n=len(found), spread=None,
-                 interval=wilson(solved, len(found)), solved=[k for k, (right, _) in found.items() if right]),
+    return [dict(arm=arm, text=name, unit="tasks solved", value=solved/len(found), n=len(found), of=SETS[name],
+                 spread=None, interval=wilson(solved, len(found)), solved=[k for k, (r, _) in found.items() if r]),
             dict(arm=arm, text=name, unit="tokens an answer", value=sum(n for _, n in found.values())/len(found),
                  n=len(found), spread=None)]

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['ROLES', 'READERS', 'LUMP', 'NOW', 'HITS', 'MISSES', 'PROMPT', 'WANTED', 'LAYER', 'AHEAD', 'RESIDENCIES',
-           'expert_tensors', 'piece_bytes', 'fixed_bytes', 'Bank', 'make_banks', 'slots_for', 'find_slots', 'Slotted',
-           'Store', 'take_slots', 'lumps', 'read_lump', 'submit', 'finish_jobs', 'enter_slots', 'bring', 'ring',
-           'find_missing', 'look_ahead', 'ring_ahead', 'settle', 'resize', 'fit', 'set_ram', 'claim', 'before', 'after',
-           'reading', 'ready', 'shuffled', 'budget_for', 'with_slots', 'residency_arm']
+           'expert_tensors', 'ranking_for', 'piece_bytes', 'fixed_bytes', 'Bank', 'make_banks', 'slots_for',
+           'find_slots', 'Slotted', 'Store', 'take_slots', 'lumps', 'read_lump', 'submit', 'finish_jobs', 'enter_slots',
+           'bring', 'ring', 'find_missing', 'look_ahead', 'ring_ahead', 'settle', 'resize', 'fit', 'set_ram', 'claim',
+           'before', 'after', 'reading', 'ready', 'shuffled', 'budget_for', 'with_slots', 'residency_arm']
 
 # %% ../nbs/21b_tiers.ipynb #1769a886
 import ctypes
@@ -31,17 +31,24 @@ from .layers import ROWS_ONLY, Model, short_name
 from .reading import BLOCK, ReadError, Source, give_back, page_memory
 from .tape import call, empty, kernel, share
 
-# %% ../nbs/21b_tiers.ipynb #56d8964c
+# %% ../nbs/21b_tiers.ipynb #385fbedb
 ROLES = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 READERS, LUMP = 4, 4 << 20                     # threads that read; bytes that one reads at once, if experts adjoin
 
-def expert_tensors(mf, cfg: ModelConfig) -> dict: # {layer: {role: Tensor}}; blocks that draft come last
+def expert_tensors(mf, cfg: ModelConfig, drafts: bool = True # of blocks that draft, too; they come last
+                   ) -> dict: # {layer: {role: Tensor}}
     "The stacks of experts of a model."
     found = {}
     for name, t in model_tensors(mf, cfg).items():
         layer, attr = short_name(name)
-        if attr in ROLES and len(t.shape) == 3: found.setdefault(layer, {})[attr] = t
+        if attr in ROLES and len(t.shape) == 3 and (drafts or layer < cfg.n_layer):
+            found.setdefault(layer, {})[attr] = t
     return found
+
+def ranking_for(mf, cfg: ModelConfig, layers: int, say = None): # with blocks that draft → as of `find_ranking`
+    "The ranking beside a model; recorded texts say nothing about blocks that draft, so these come last."
+    found = find_ranking(mf.path, (cfg.n_layer, cfg.n_expert), say)
+    return found and (np.pad(found[0], ((0, layers - cfg.n_layer), (0, 0))), found[1])
 
 def piece_bytes(t) -> int: # Tensor of a stack → bytes of an expert's part in memory
     "What one expert of a stack takes when it is packed."
@@ -59,7 +66,7 @@ def fixed_bytes(mf, cfg: ModelConfig) -> int:
         total += t.nbytes if inside else packed_bytes(math.prod(t.shape[:-1]), row, t.type.name)
     return total
 
-# %% ../nbs/21b_tiers.ipynb #c03a0d0f
+# %% ../nbs/21b_tiers.ipynb #dcd8989a
 class Bank:
     "Slots for experts of one kind: three pieces of memory each."
     def __init__(self, kind, layers: list, n_expert: int, pieces: list): # pieces: bytes of gate, up, down
@@ -74,10 +81,10 @@ class Bank:
     def piece(self, role: int, slot: int): # uint8 [pieces[role]]
         return self.arenas[role][slot*self.pieces[role]:(slot + 1)*self.pieces[role]]
 
-def make_banks(mf, cfg: ModelConfig) -> list:
+def make_banks(mf, cfg: ModelConfig, drafts: bool = True) -> list: # as of `expert_tensors`
     "The banks of a model, without slots."
     kinds = {}
-    for layer, stacks in expert_tensors(mf, cfg).items():
+    for layer, stacks in expert_tensors(mf, cfg, drafts).items():
         ts = [stacks[role] for role in ROLES]
         kinds.setdefault(tuple((t.type.name, *t.shape) for t in ts), []).append((layer, ts))
     return [Bank(kind, [layer for layer, _ in some], kind[0][1], [piece_bytes(t) for t in some[0][1]])
@@ -116,7 +123,7 @@ def find_slots(lo, hi, experts, starts, where, last, warm, numbers, wanted, bell
         if missing: call(bell, layer, n, 0)
     for i in range(len(experts)): slots[i] = max(0, where[experts[i]])
 
-# %% ../nbs/21b_tiers.ipynb #4ee9eee0
+# %% ../nbs/21b_tiers.ipynb #6bcd7815
 class Slotted(Matrix):
     "A layer's stack of matrices whose experts lie in a bank's slots."
     def __init__(self, store, layer: int, role: int, t, bank: Bank): # t: Tensor
@@ -134,10 +141,10 @@ class Slotted(Matrix):
         rows = slice(self.layer*s.n_expert, (self.layer + 1)*s.n_expert)
         bell = s.bell if self.role == 0 else 0
         share(find_slots, 1, 1, experts, starts, s.where[rows], s.uses.last[rows], s.uses.warm[rows], s.numbers,
-              s.wanted, bell, self.layer, s.uses.half, slots)
+              s.wanted, bell, self.layer, np.float32(s.uses.half), slots)
         return slots
 
-# %% ../nbs/21b_tiers.ipynb #3189dbdf
+# %% ../nbs/21b_tiers.ipynb #9b21a635
 class Store:
     "The experts of a model, in slots. ValueError if the budget is too small, ReadError if the file can't be read."
     def __init__(self, mf, cfg: ModelConfig, ram: int, # bytes for everything
@@ -145,18 +152,21 @@ class Store:
                  say = None, # called with a line for people
                  fill: bool = True, # read the hottest before the first round
                  direct: bool = True, ahead: bool = True, # read what the next layer will probably ask for
-                 patience: float = 30.0): # seconds for a read before somebody else tries
+                 patience: float = 30.0, # seconds for a read before somebody else tries
+                 drafts: bool = True, # the experts of a block that drafts, too
+                 fixed: int = None): # bytes besides experts, keys and values; None: of a model on the CPU
         self.mf, self.cfg, self.ram, self.say, self.fill = mf, cfg, ram, say or (lambda line: None), fill
         self.ahead, self.patience = ahead, patience
-        self.tensors, self.banks, self.n_expert = expert_tensors(mf, cfg), make_banks(mf, cfg), cfg.n_expert
-        n, shape = (max(self.tensors) + 1)*cfg.n_expert, (max(self.tensors) + 1, cfg.n_expert)
-        if ranking is None: ranking = find_ranking(mf.path, shape, self.say)
+        self.tensors, self.banks = expert_tensors(mf, cfg, drafts), make_banks(mf, cfg, drafts)
+        self.n_expert, n = cfg.n_expert, (max(self.tensors) + 1)*cfg.n_expert
+        if ranking is None: ranking = ranking_for(mf, cfg, n//cfg.n_expert, self.say)
         self.uses, self.where = Uses(n, prior_from(ranking)), np.full(n, -1, np.int64)
         self.numbers, self.wanted = np.zeros(8, np.int64), np.zeros(cfg.n_expert + 1, np.int64)
-        self.error, self.claimed = None, {}
+        self.error, self.claimed, self.at = None, {}, None   # at: layer, experts, since when: what is waited for
         self.side = (np.arange(n)//cfg.n_expert >= cfg.n_layer).astype(int)      # 1: of a block that drafts
         self.bank_of = {layer: b for b in self.banks for layer in b.layers}
-        self.fixed, self.sources = fixed_bytes(mf, cfg), {f.path: Source(f.path, direct) for f in mf.files}
+        self.fixed = fixed_bytes(mf, cfg) if fixed is None else fixed
+        self.sources = {f.path: Source(f.path, direct) for f in mf.files}
         for b, slots in zip(self.banks, self.room()): b.allocate(slots)
         self.local, self.pool, self.coming = threading.local(), ThreadPoolExecutor(READERS), {}
         self.likely = np.zeros(cfg.n_expert + 1, np.int64)
@@ -186,7 +196,7 @@ class Store:
         "Memory that is in use or promised."
         return self.fixed + sum(self.claimed.values()) + sum(b.slots*b.nbytes for b in self.banks)
 
-# %% ../nbs/21b_tiers.ipynb #92a7b8e7
+# %% ../nbs/21b_tiers.ipynb #57144ab6
 def take_slots(self: Store, bank: Bank, n: int, busy, # keys that must stay
                mine: int) -> list: # side of the newcomers → n slots
     "Empty slots, or those of experts that are put out."
@@ -199,7 +209,10 @@ def take_slots(self: Store, bank: Bank, n: int, busy, # keys that must stay
         share_ = bank.slots*drafting//(self.n_expert*len(bank.layers))           # a block that drafts: its part
         out = may_leave(resident, at, side, mine, [bank.slots - share_, share_])
         if out.sum() < n - len(free): out = resident.copy(); out[at] = False     # this round needs them
-        if out.sum() < n - len(free): raise RuntimeError(f"{n} slots are wanted, and nothing can leave")
+        if out.sum() < n - len(free):
+            lost = int((bank.owner == -3).sum())
+            raise ReadError(f"{n} experts are wanted and there are no slots for them: {lost} are lost to reads that "
+                            "hang; a larger --ram or a better disk would be right")
         score = np.where(out, lfru(self.uses)[held], np.inf)
         victims = np.argsort(score, kind="stable")[:n - len(free)].tolist()
         self.where[bank.owner[victims]] = -1
@@ -268,7 +281,7 @@ def finish_jobs(self: Store, jobs) -> set: # slots that may still be written to 
 
 Store.submit, Store.finish_jobs = submit, finish_jobs
 
-# %% ../nbs/21b_tiers.ipynb #303f8980
+# %% ../nbs/21b_tiers.ipynb #6a19fc60
 def enter_slots(self: Store, layer: int, experts: list, slots: list, lost):
     "Experts are there now, but for those in slots that are lost."
     bank, first = self.bank_of[layer], layer*self.n_expert
@@ -294,8 +307,10 @@ def ring(self: Store, layer: int, n: int):
         first, wanted = layer*self.n_expert, self.wanted[:n].copy()
         self.settle(layer)
         missing = [int(e) for e in wanted if self.where[first + e] < 0]
+        self.at = layer, len(missing), time.monotonic()
         if not self.error: self.bring(layer, missing, first + wanted)
     except BaseException as e: self.error = e
+    self.at = None
 
 Store.enter_slots, Store.bring, Store.ring = enter_slots, bring, ring
 

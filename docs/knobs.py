@@ -48,10 +48,14 @@ FLAGS = {   # flag: why it is there, gain, what happens where it can't be had
     "--report": dict(why="a page can be sent to somebody who has none of this installed"), "--passes": dict(why="arms take turns; more passes, a surer median"),
     "--split": dict(why="choices are made on train, figures given on test"),
     "--base": dict(why="what was changed, and from what"), "--save": dict(why="to hold next week's version against today's"),
+    "--answers": dict(why="164 answers take an hour on a small machine: an interrupted run goes on, and what was said can be read",
+                      **{"else": "answers are marked and forgotten"}),
+    "--minutes": dict(why="a part of a set, spread over it, with an error bar that says so"),
+    "--shapes": dict(why="speed doesn't depend on what weights say: no download, and shapes that nobody has published weights of"),
     "--run-code": dict(why="text becomes a program only if you say so", **{"else": "humaneval is refused"}),
     "--tensor": dict(why="a mix of your own: where a coarse weight hurts is a question to try"),
     "--api-key": dict(why="who can reach the port can use the model", **{"else": "no key; a warning if the address is not this machine's"}),
-    "--parallel": dict(why="several clients; each has keys and values of its own"),
+    "--parallel": dict(why="several answers share the rows of a round, with the bits that each has alone; each needs keys and values of its own"),
     "--queue": dict(why="a bounded wait: a full queue says so at once"),
 }
 ENVIRONMENT = {

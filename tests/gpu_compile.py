@@ -15,13 +15,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import alphabook.gpu_functions as functions
-from alphabook import (doorbell, resolved, gpu_acts as acts, gpu_attention as attention, gpu_experts as experts, gpu_heads as heads, gpu_hybrid as hybrid,
+from alphabook import (doorbell, resolved, gpu_block, gpu_copying, gpu_acts as acts, gpu_attention as attention, gpu_experts as experts, gpu_heads as heads, gpu_hybrid as hybrid,
                        gpu_matrices as matrices, gpu_mtp as mtp, gpu_norms as norms, gpu_products as products,
                        gpu_rounds as rounds, gpu_sampling as sampling, gpu_streams as streams, gpu_together as together, gpu_tokens as tokens, gpu_verdicts as verdicts)
 from alphabook.elementary import rope_steps
 from alphabook.gpu_weights import packing
 
-MODULES = functions, norms, acts, products, experts, matrices, heads, attention, tokens, hybrid, streams, sampling, rounds, verdicts, together, mtp, doorbell, resolved
+MODULES = functions, norms, acts, products, experts, matrices, heads, attention, tokens, hybrid, streams, sampling, rounds, verdicts, together, mtp, doorbell, resolved, gpu_block, gpu_copying
 TYPES = {torch.float32: '*fp32', torch.float16: '*fp16', torch.int64: '*i64', torch.int32: '*i32', torch.int16: '*i16', torch.int8: '*i8', torch.uint8: '*u8'}
 
 
@@ -149,7 +149,7 @@ def calls():
     sampling.draw(rand(2, 150000), ints(2), tokens.sampling_buffers(device='cpu'), share=False)
     i32 = torch.zeros(1, dtype=torch.int32)
     functions.launch(rounds.k_advance, (1,), ints(1), i32, ints(1), ints(1), ints(9), i32, warps=1)
-    draft_calls(rand, ints, i32)
+    draft_calls(rand, ints, i32); block_calls(rand, ints)
     store_calls(rand, ints, i32)
     seat_calls(rand, ints)
 
@@ -187,6 +187,20 @@ def draft_calls(rand, ints, i32):
         s = Some(desk=desk, said=ints(99), accepted=i32, drafts=d, round=lambda W: r)
         verdicts.write_verdict(s, r, ints(W), torch.zeros(W, dtype=torch.int32))
         mtp.enter_guesses(s, W - 1); mtp.follow(s, r, r, ints(W))
+        for n_ctx in (512, 131072):
+            s.n_ctx, s.copies = n_ctx, gpu_copying.Copies(Some(said=ints(9), n_ctx=n_ctx))
+            gpu_copying.find_copy(s, W - 1)
+
+
+def block_calls(rand, ints):
+    "A block drafter's own kernels, at the sizes of published ones."
+    from types import SimpleNamespace as Some
+    for W, n in ((8, 5120), (16, 2048)):
+        b = Some(guesses=ints(2, W - 1))
+        gpu_block.enter_masks(Some(W=W, ids=ints(W), positions=ints(W), ends=ints(W)), ints(2), 248077)
+        gpu_block.convolve(rand(W, n), rand(W, 2*2*n//64), rand(2, 2, n), 1)
+        gpu_block.take_favourites(b, rand(W - 1, 248320))
+        for R, k in ((256, 16), (64, 8)): gpu_block.walk(b, ints(W - 1, k), rand(W - 1, k), rand(W - 1, R), rand(1 + (W - 2)*k, R), rand((W - 1)*k, R))
 
 
 def seat_calls(rand, ints):
@@ -206,7 +220,7 @@ def seat_calls(rand, ints):
         hybrid.replay(rand(2, 3, V, D, D), rand(3, W, K, D), rand(3, W, V, D), rand(3, W, V), rand(3, W, V), turn, accepted, seats=seats)
         hybrid.commit(rand(3, 3, C), rand(3, W, C), turn, accepted, seats)
         n = 2048
-        rounds.keep_hidden(Some(model=Some(whole=Some(output_norm=rand(n)), cfg=Some(eps=1e-6)), hidden=rand(9, n).half()), rand(W, n), ints(W), seats)
+        rounds.keep_hidden(Some(model=Some(whole=Some(output_norm=rand(n)), cfg=Some(eps=1e-6)), hidden=rand(9, n).half()), rand(W, n), ints(W), seats=seats)
     functions.launch(together.k_step_on, (4,), ints(4), accepted, ints(4), ints(4), ints(4, together.ROOM + 1), ROOM=together.ROOM, warps=1)
 
 

@@ -194,7 +194,7 @@ def test_a_busy_machine_is_told_and_recorded(bench, monkeypatch):
 
 
 @pytest.mark.parametrize('flags, word', [
-    (['--sets', 'A,B'], '--sets'), (['--split', 'all'], '--split'), (['--shapes', '8b'], '--shapes'), (['--arms', 'plain,mtp'], '--arms'),
+    (['--sets', 'A,B'], '--sets'), (['--split', 'all'], '--split'), (['--shapes', '9b'], '--shapes'), (['--shapes', '8b:99'], '--shapes'), (['--arms', 'plain,mtp'], '--arms'),
     (['--peer', 'http://localhost:8080'], '--peer'), (['--peer', 'vllm'], '--peer'), (['--device', 'cuda'], '--device'),
     (['--device', 'numpy'], '--device'), (['--widths', '0'], '--widths'), (['--widths', '2,x'], '--widths'),
     (['--widths', '65'], '--widths'), (['--passes', '0'], '--passes'), (['--passes', 'x'], '--passes'),
@@ -307,3 +307,42 @@ def test_cold_starts_are_asked_for(bench):
     assert row(result, 'fresh process, no kernels', 's to first token')['values'] == [1.5, 1.5]
     assert code == 1 and result['mismatches'] == ['llama-Q8_0-0: fresh process, no kernels: other first tokens'] * 2
     assert 'no kernels' not in bench('--passes', 1, '--widths', '1', '--json')[1] and '--cold 2' in result['command']
+
+
+def test_published_shapes_are_made_measured_and_removed(bench, tmp_path, monkeypatch):
+    monkeypatch.setenv('ALPHABOOK_CACHE', str(tmp_path / 'cache'))
+    code, out, err = bench('--shapes', 'tiny-llama:1,tiny-qwen3:1', '--passes', 1, '--widths', '1', '--threads', 1, '--json', models=())
+    result = json.loads(out)
+    assert code == 0 and [m['model'] for m in result['models']] == ['tiny-llama-1-layers', 'tiny-qwen3-1-layers'], err
+    assert result['command'].startswith('alphabook bench --shapes tiny-llama:1,tiny-qwen3:1 ') and result['device'] == 'cpu'
+    assert row(result, 'plain', 'tok/s', model='tiny-qwen3-1-layers')['value'] > 0
+    assert [*(tmp_path / 'cache').iterdir()] == [] and 'tiny-llama-1-layers: writing random weights, Q4_K_M' in err
+
+
+def test_shapes_stand_alone(bench):
+    code, out, err = bench('--shapes', 'tiny-llama')                             # and -m, which the fixture gives
+    assert code == 2 and out == '' and len(err) == 1 and '--shapes' in err[0] and '-m' in err[0]
+
+
+def test_a_card_by_its_stand_in(bench, fake, tiny_model, monkeypatch, tmp_path):
+    "The whole command with Triton's interpreter in a card's place: its turns, llama.cpp asked for all layers there, a folder of its own."
+    pytest.importorskip('triton', reason='triton is not installed (there is none for this system)')
+    pytest.importorskip('torch')
+    import alphabook.cards as cards, alphabook.cli, alphabook.engine
+    from alphabook.synth import synth
+    small = synth('tiny-qwen3', 'F16', tmp_path / 'small.gguf', n_layers=1, n_embd=32, n_ff=32, n_head=1, n_kv_head=1, head_dim=16)
+    for where in (alphabook.cli, alphabook.engine): monkeypatch.setattr(where, 'pick_backend', lambda device: device.replace('auto', 'cuda'))
+    for name, value in (('PROMPT', 2), ('DECODED', 2), ('LONG', 3), ('card_read_speed', lambda device: 100.)): monkeypatch.setattr(cards, name, value)
+    monkeypatch.setenv('ALPHABOOK_AUTO', '0')                                      # no plan: it would ask the card for its memory
+    peer, log = fake()
+    code, out, err = bench('-m', small, '--peer', 'llama.cpp', '--peer-python', peer, '--passes', 1, '--widths', '2', '--json', '-o', tmp_path,
+                           models=())
+    result = json.loads(out)
+    assert code == 0 and result['device'] == 'interpreter' and not result['mismatches'], err
+    assert [*tmp_path.glob('interpreter/bench-small-*.json')] and json.loads(log.read_text().splitlines()[0])['gpu'] is True
+    assert row(result, 'plain', 'tok/s')['value'] > 0 and row(result, 'plain', 'ms/round', 2)['value'] > 0
+    assert row(result, 'memory, card', 'GB/s')['value'] == 100 and row(result, 'plain', 'share of read speed')['value'] > 0
+    assert row(result, 'plain', "tok/s ÷ llama.cpp's")['value'] > 0 and row(result, 'plain again', "tok/s ÷ plain's")['value'] > 0
+    assert not [r for r in result['rows'] if r['unit'].startswith('peak ÷')]
+    code, out, err = bench('-m', small, '--vram', '1GiB', '--peer', 'llama.cpp', models=())
+    assert code == 2 and out == '' and err == ['error: --peer llama.cpp: it gets the whole card; drop it, or --vram']

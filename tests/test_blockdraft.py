@@ -1,7 +1,9 @@
 """The block drafter through the engine: texts are those of plain decoding, greedy and sampled, and files are held
 against their models. The drafter of these tests has random weights; how good the trained one is, others measure."""
 import hashlib
+import json
 import runpy
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +11,9 @@ import pytest
 
 import alphabook.cpu_streams as cpu_backend
 import alphabook.streams as numpy_backend
-from alphabook.architecture import FAMILIES, ModelConfig
-from alphabook.blockdraft import (
-    DraftConfig, block_rows, candidates, draft_shapes, load_draft, load_draft_config, select)
+from alphabook.blockdraft import block_rows, candidates, load_draft, load_draft_config, select, synth_draft
 from alphabook.blockdrafter import run_absorb
-from alphabook.blocks import random_blocks
+from alphabook.cli import main
 from alphabook.config import load_config
 from alphabook.engine import Engine, Generation, run
 from alphabook.layers import Model, open_round
@@ -25,22 +25,14 @@ GOLDEN = Path(__file__).parent/"golden"
 
 DFLASH2 = dict(conv=2, conv_group=16, rank=32, top_k=5)
 
-def write_draft(path, trunk, block=6, taps=(1, 2), more=None, **keys):
-    "A block drafter of random weights for a model; `more`: the additions of DFlash2."
-    rng = np.random.default_rng(5)
-    layers = ModelConfig("qwen3", "", n_layer=1, n_embd=trunk.n_embd, n_ff=64, n_head=2, n_kv_head=1, head_dim=32,
-                         n_vocab=trunk.n_vocab, n_ctx=512, eps=1e-6, rope_theta=1e4, rope_dim=32, attn_scale=32**-.5,
-                         qkv_bias=False, tied=False, **FAMILIES["qwen3"])
-    meta = dict(block_count=1, context_length=512, embedding_length=trunk.n_embd, feed_forward_length=64, block_size=block,
-                vocab_size=trunk.n_vocab, target_layers=np.array(taps, np.int32), **{f"attention.{k}": v for k, v in dict(
-                    head_count=2, head_count_kv=1, key_length=32, value_length=32, layer_norm_rms_epsilon=1e-6).items()})
-    if more: meta |= dict(conv_kernel_size=more["conv"], conv_group_size=more["conv_group"], selector_rank=more["rank"],
-                          selector_top_k=more["top_k"])
-    tensors = [(n, s, "F32", np.ones(s, np.float32)) if len(s) != 2 else (n, s, "F16", random_blocks("F16", *s, rng, s[1]**-.5))
-               for n, s in draft_shapes(DraftConfig(layers, block, taps, 7, **more or {})).items()]
-    write_gguf(path, {"general.architecture": "dflash", "tokenizer.ggml.mask_token_id": 7} | {
-        f"dflash.{k}": v for k, v in (meta | keys).items()}, tensors)
-    return path
+SMALL = dict(type="F16", taps=(1, 2), n_layer=1, n_ff=64, n_head=2, n_kv_head=1)
+
+def with_keys(path, **keys):
+    "A file with some other keys."
+    with ModelFile(path) as mf:
+        write_gguf(path.with_suffix(".2"), dict(mf.meta.items()) | {f"dflash.{k}": v for k, v in keys.items()},
+                   [(n, t.shape, t.type.name, t.data) for n, t in mf.tensors.items()])
+    return path.with_suffix(".2")
 
 @pytest.fixture(scope="module", params=["tiny-qwen3", "tiny-qwen35moe"])          # the first one: DFlash2
 def paths(request, tmp_path_factory):
@@ -48,7 +40,7 @@ def paths(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     model = synth(request.param, "Q8_0", folder/"model.gguf")
     (folder/"side").mkdir()
-    with ModelFile(model) as mf: side = write_draft(folder/"side"/"block.gguf", load_config(mf), more=DFLASH2 if request.param == "tiny-qwen3" else None)
+    with ModelFile(model) as mf: side = synth_draft(folder/"side"/"block.gguf", load_config(mf), more=DFLASH2 if request.param == "tiny-qwen3" else {}, **SMALL)
     return model, side
 
 def blocks_of(engine, prompt, n, **sampling):
@@ -109,7 +101,7 @@ def test_one_beside_the_model_is_found(paths, tmp_path):
 def test_one_that_does_not_fit_is_refused_or_left_alone(paths, tmp_path):
     model, side = paths
     (tmp_path/"m.gguf").symlink_to(model)
-    with ModelFile(model) as mf: write_draft(tmp_path/"m-dflash.gguf", load_config(mf), taps=(1, 99))
+    with ModelFile(model) as mf: synth_draft(tmp_path/"m-dflash.gguf", load_config(mf), **SMALL | dict(taps=(1, 99)))
     with pytest.raises(GGUFError, match=r"target_layers: is \[1, 99\]"):
         Engine.load(tmp_path/"m.gguf", "cpu", n_ctx=64, drafter="block")
     assert Engine.load(tmp_path/"m.gguf", "cpu", n_ctx=64).generate("hello", 4).predicted_n        # auto goes without
@@ -126,7 +118,8 @@ def test_one_that_does_not_fit_is_refused_or_left_alone(paths, tmp_path):
     ({"attention.causal": True}, "causal: is True"), (dict(embedding_scale=2.0), "embedding_scale")])
 def test_what_a_file_says_is_held_against_the_model(paths, tmp_path, keys, said):
     with ModelFile(paths[0]) as mf: trunk = load_config(mf)
-    with ModelFile(write_draft(tmp_path/"d.gguf", trunk, **keys)) as mf, pytest.raises(GGUFError, match=said):
+    side = synth_draft(tmp_path/"d.gguf", trunk, **SMALL)
+    with ModelFile(with_keys(side, **keys)) as mf, pytest.raises(GGUFError, match=said):
         load_draft_config(mf, trunk)
 
 @pytest.fixture(scope="module")
@@ -176,3 +169,34 @@ def test_taps_and_blocks_are_llama_cpp_s(work, backend, name):
         assert said.tolist() == path and said.tolist() != found[:, 0].tolist()        # the selector does change something
         best = [row[k:].reshape(k, k)[i] for row, i in zip(lattice, places)]
         assert np.allclose(parts, [1/np.exp(s - s.max()).sum() for s in best], atol=2e-3)
+
+@pytest.mark.parametrize("paths", ["tiny-qwen3"], indirect=True)
+def test_bench_has_an_arm_for_it(paths, capsys):
+    "`bench --sets` with a block among its arms: one text for all, and who drafted what."
+    model, side = paths
+    code = main(["bench", "-m", str(model), "--draft-model", str(side), "--drafter", "block", "--sets", "A", "--arms", "plain,block,auto",
+                 "--prompts", "1", "--passes", "1", "--ctx", "256", "--json"])
+    result = json.loads(capsys.readouterr().out)
+    assert code == 0 and result["mismatches"] == []
+    drafts = {r["arm"]: r["by_drafter"] for r in result["rows"] if r["unit"] == "tokens/round"}
+    assert {*drafts} == {"plain", "block", "auto", "plain again"} and not drafts["plain"]
+    assert [r["drafter"] for r in result["rows"] if r["unit"] == "tok/s"] == ["none", "block", "auto", "none"]
+
+@pytest.mark.parametrize("paths", ["tiny-qwen3"], indirect=True)
+def test_served(paths):
+    "`serve --drafter block`: answers are plain decoding's, alone and two at once, and say what was drafted."
+    pytest.importorskip("fastapi")
+    from test_server import post, start
+    model, side = paths
+    want = [Engine.load(model, "cpu", n_ctx=256, drafter="none").generate(p, 24).text for p in ("hello", "a text")]
+    p, address = start("--drafter", "block", "--draft-model", side, "--ctx", 256, "--parallel", 2, model=model)
+    try:
+        def ask(prompt, **body): return post(address, "/v1/completions", prompt=prompt, max_tokens=24, temperature=0, **body)
+        with ThreadPoolExecutor(2) as pool: both = [*pool.map(ask, ("hello", "a text"))]
+        for status, answer in [*both, ask("hello")]: assert status == 200, answer
+        assert [a["choices"][0]["text"] for _, a in both] == want
+        assert all(a["timings"]["by_drafter"]["block"]["drafted"] > 0 for _, a in both)
+    finally:
+        p.terminate()
+        assert p.wait(30) == 0, "".join(p.seen)
+        p.drain.join()

@@ -19,6 +19,7 @@ from alphabook.policy import Alone, Prices
 from alphabook.synth import synth
 
 PROMPT, N = [5, 6, 7, 5, 6], 6
+CIRCLE = [22, 6, 24, 22, 6, 132, 59, 285, 46, 290, 137, 71, 290]         # these weights go on with 137, 71, 290, 137, …
 RULES = {"greedy": {}, "drawn": dict(temp=.9, top_k=40, seed=3)}
 SMALL = dict(n_layers=1, n_embd=32, n_ff=32, gdn_k=1, gdn_v=1, gdn_dim=8, n_head=1, n_kv_head=1, head_dim=16, mtp=1)
 
@@ -32,6 +33,7 @@ def engines(tmp_path_factory):
         cpu, gpu = (Engine.load(path, device, n_ctx=64) for device in ("cpu", "cuda"))
     want = {rule: cpu.generate(PROMPT, n=N, drafter="none", hash_logits=True, **how) for rule, how in RULES.items()}
     assert all(g.predicted_n == N for g in want.values())
+    want["circle"] = cpu.generate(CIRCLE, n=11, drafter="none")
     return gpu, want
 
 
@@ -105,6 +107,22 @@ def test_logits_are_the_cpus(engines, monkeypatch, drafter):
     assert (g.token_ids, g.logits_sha256, g.finish_reason, g.text) == tuple(
         getattr(want["greedy"], k) for k in ("token_ids", "logits_sha256", "finish_reason", "text"))
     assert g.rounds == N - 1 - g.accepted and (drafter == "copy" or g.accepted > 0)
+
+
+def test_copies_are_found_on_the_device(engines, monkeypatch):
+    "A text that goes round in circles: two rounds of one row, a look, two of four rows; then another text in the same session."
+    gpu, want = engines
+    monkeypatch.setattr(gpu_mtp, "TURNS", 2)
+    session = gpu.session(64, drafter="copy")
+    drafter = session.policy.drafter
+    drafter.most = 3
+    g = gpu.generate(CIRCLE, n=11, session=session)
+    assert g.token_ids == want["circle"].token_ids and session.ids == [*CIRCLE, *g.token_ids[:-1]]
+    assert (g.rounds, g.drafted, g.accepted) == (4, 6, 6) and g.by_drafter["copy"]["accepted_per_position"] == [2, 2, 2]
+    assert drafter.there == drafter.known == session.cache.n == len(CIRCLE) + 10
+    session.reuse(PROMPT)
+    g = gpu.generate(PROMPT, n=N, session=session, **RULES["drawn"])
+    assert g.token_ids == want["drawn"].token_ids and g.accepted == 0
 
 
 def test_an_end_inside_accepted_drafts(engines, monkeypatch):

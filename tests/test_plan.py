@@ -142,7 +142,12 @@ def test_speed_by_card(shapes):
     assert speed(replace(CARD, copy=0.0), {}) == {}
     ranked = replace(f, host=replace(f.host, hit=lambda n: 0.99))
     assert choose_card(ranked, dict(vram=8*GIB)).speed["plain"] > some["plain"]
-    assert any("read from the disk" in r for r in choose_card(replace(f, host=replace(f.host, free=8*GIB)), dict(vram=8*GIB)).reasons)
+    little = choose_card(replace(f, host=replace(f.host, free=8*GIB)), dict(vram=8*GIB))
+    assert any("are read from the disk" in r for r in little.reasons) and little.settings["ram"] == 7*GIB
+    assert little.speed["plain"] < some["plain"] and "ram" not in choose_card(f, dict(vram=8*GIB)).settings
+    rams = [choose_card(f, dict(vram=8*GIB, ram=n*GIB)).speed.get("plain", 0) for n in (0.5, 2, 4, 8, 16, 32)]
+    assert rams == sorted(rams) and rams[0] == 0 < rams[1] < rams[-1] == pytest.approx(some["plain"])
+    assert any("of RAM are the least" in r for r in choose_card(f, dict(vram=8*GIB, ram=GIB//2)).reasons)
 
 def test_a_measured_row_is_worth_more(shapes):
     f = shapes["of"]("qwen3-0.6b", Card("NVIDIA H200", 139*GIB, 4230.0, 53.0, "sm_90"))
@@ -187,6 +192,13 @@ def test_a_bare_model_on_a_card(monkeypatch, tiny_model):
         assert planned(24*GIB) == dict(ctx=65536) and said[0].startswith("--ctx 65536")
         assert planned(8*GIB) == dict(device="cpu") and "not on the card" in said[0]
         assert planned(8*GIB, device="cuda") == {} and planned(24*GIB, ctx=7) == {}        # what is said wins; loading says what doesn't fit
+    with ShapeFile("qwen3.6-35b-a3b") as shape:
+        free = [64*GIB]
+        monkeypatch.setattr(gpu_plan, "facts_of", lambda *args, **how: facts_of(*args, **how | dict(free=free[0])))
+        assert planned(16*GIB) == dict(ctx=65536)
+        free[0] = 16*GIB
+        assert planned(16*GIB) == dict(ctx=65536, ram=15*GIB) and said[-1].startswith("--ram 15GiB")
+        assert planned(16*GIB, ram=9*GIB, ctx=4096) == {} and planned(16*GIB, ram=9*GIB) == dict(ctx=65536)
         monkeypatch.setenv("ALPHABOOK_AUTO", "0")
         assert planned(24*GIB) == {}
 

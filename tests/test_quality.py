@@ -138,6 +138,23 @@ def test_problems_from_the_command_line(tmp_path):
     assert code == 2 and '--run-code' in err and err.count('\n') == 1
 
 
+def test_problems_are_gone_on_with(tmp_path):
+    "Answers are kept as they come; a run that was cut off asks the rest, and gets what one run gets; another run's file is refused."
+    kept, ask = tmp_path/'a.jsonl', ('quality', 'gsm8k', '--tasks', 4, '--ctx', 1024, '--json', '--answers')
+    code, said, _ = call(*ask, kept, '--answer', 6, '--parallel', 3)
+    whole, lines = json.loads(said)['rows'], kept.read_text().splitlines(True)
+    assert code == 0 and len(lines) == 5 and whole[0]['n'] == 4 and whole[0]['of'] == 100
+    kept.write_text(''.join(lines[:3]) + lines[3][:20])
+    code, said, _ = call(*ask, kept, '--answer', 6, '--parallel', 1)
+    assert code == 0 and json.loads(said)['rows'] == whole and kept.read_text().splitlines(True)[:3] == lines[:3]
+    assert sorted(kept.read_text().splitlines()) == sorted(x.rstrip('\n') for x in lines)          # 3 at a time or alone: the same answers
+    for more, words in ((('--answer', 7), 'answers with answer 6, not 7'), (('--answer', 6, '--minutes', 0), '--minutes 0'), (('--answer', 6, '--parallel', 65), '--parallel 65')):
+        code, said, err = call(*ask, kept, *more)
+        assert code == 2 and said == '' and err.count('\n') == 1 and words in err, err
+    code, said, err = call(*ask, tmp_path/'b.jsonl', '--answer', 6, '--minutes', 1e-6)
+    assert code == 2 and 'before the first answer' in err and err.count('\n') == 1
+
+
 def test_divergence_by_hand():
     p, q = np.array([[.5, .25, .25]]), np.array([[.125, .25, .625]])
     want = .5*math.log(4) + .25*math.log(.4)

@@ -112,6 +112,7 @@ def test_a_prompt_keeps_what_the_answer_lives_on(mixture):
     prefill(model, cache, IDS[:10])
     for i in range(20): run_round(model, cache, [IDS[3]]); cache.commit(cache.n + 1)
     warm, score = store.uses.warm.copy(), store.uses.heat().copy()
+    assert 5 < warm.max() < 20                                # uses add up, the older ones less
     kept = set(np.flatnonzero(store.where >= 0)[np.argsort(-score[store.where >= 0])][:sum(b.slots - b.n_expert for b in store.banks)])
     prefill(model, cache, np.random.default_rng(5).integers(0, 250, 100).tolist())
     assert (store.uses.warm == warm).all()                    # its requests are no uses

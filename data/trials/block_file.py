@@ -1,11 +1,12 @@
 """Make a GGUF file of what data/trials/train_block.py left.
 
-    python data/trials/block_file.py RUN dflash -o data/models/alphabook-mini-dflash.gguf
+    python data/trials/block_file.py RUN dflash -o data/models/alphabook-mini-dflash.gguf --hopes data/results/cpu/block-hopes-DATE.json
     python data/trials/block_file.py RUN dflash --results data/results/h200/block-training-DATE.json [--log FILE]
 
-The second one keeps the figures instead; FILE is what an earlier run printed, if its files are gone. RUN holds dflash.pt and lesson.json. `alphabook.hopes` is the rate of each guess, given that those
-before it were right: on the texts that were held back, or, with --hopes FILE, as data/trials/block_lengths.py measured it on
-prompts, which is less, for held-back texts are long and say things again."""
+The second one keeps the figures instead; FILE is what an earlier run printed, if its files are gone. RUN holds dflash.pt and
+lesson.json. `alphabook.hopes` is the rate of each guess, given that those before it were right: on the texts that were held back, or,
+with --hopes FILE, as data/trials/block_lengths.py measured it on prompts of the train split (--split train), which is less, for
+held-back texts are long and say things again. Never on the test split: it is what the choice between drafters is judged by."""
 import argparse
 import datetime
 import json
@@ -30,6 +31,7 @@ def hopes(counts: list) -> list: # texts with 0, 1, 2, … leading guesses right
 
 def measured(result: dict) -> list: # of data/trials/block_lengths.py
     "The same from the mean chain over sets, greedy and sampled."
+    if any(r.get("split") != "train" for r in result["rows"]): sys.exit("--hopes: must be measured on the train split")
     chain = np.mean([r["values"] for r in result["rows"] if r["arm"] == "block" and r["unit"] == "chain"], 0)
     return [float(b/max(a, 1e-9)) for a, b in zip([1.0, *chain], chain)]
 

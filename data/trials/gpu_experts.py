@@ -4,8 +4,9 @@
     python gpu_experts.py bell        # what a ring costs: there and back, without anything to compute
     python gpu_experts.py speed       # a published shape under a cap, on made-up sticky routes; ids and logits compared
     python gpu_experts.py all         # the three, in --seconds; results to --out as JSON
+    python gpu_experts.py tiers       # caps of the card × of RAM (chapter 21c): a short prompt, a long one, a new long one; what the plan says beside it
 
-TRITON_INTERPRET=1 and --like tiny-qwen35moe try `bits` and `speed` without a GPU.
+TRITON_INTERPRET=1 and --like tiny-qwen35moe try `bits`, `speed` and `tiers` without a GPU. `tiers` has run nowhere else yet.
 """
 import argparse, datetime, json, os, shutil, statistics, subprocess, sys, time, traceback
 from pathlib import Path
@@ -212,6 +213,67 @@ def speed(out, like=LIKE, layers=None, caps="all,16,24,0", tokens=128, prompt=51
         Path(out, f"speed-{os.getpid()}.json").write_text(json.dumps(rows, indent=1))
     return rows
 
+def tiers(out, seconds, like=LIKE, layers=None, caps="16,24", rams="64,32,16", long=19456, tokens=64, path=None):
+    "Rows by caps: tok/s after a short prompt, of a long prompt, after it, of a new long prompt, after that; what doesn't fit into the time is left out."
+    import torch
+    from alphabook.config import load_config
+    from alphabook.experts import Trace, sticky_trace
+    from alphabook.gpu_plan import asked_card, card_facts, card_speeds, choose_card
+    from alphabook.gpu_rounds import GpuModel
+    from alphabook.gpu_tiers import TieredStore
+    from alphabook.modelfile import ModelFile
+    from alphabook.plan import facts_of, measured
+    from alphabook.tiers import HITS, MISSES
+    t0, rows, gpu = time.time(), [], torch.cuda.is_available()
+    def row(arm, value, unit, **more):
+        rows.append(dict(model=like, quantization="Q4_K_M", arm=arm, width=1, value=value, unit=unit, spread=0.0, n=1, **more))
+        print(f"{time.time() - t0:6.1f} s ", arm, f"{value:.4g}", unit, more, flush=True)
+        Path(out, "gpu-tiers.json").write_text(json.dumps(rows, indent=1))
+    path = Path(path) if path else make_file(like, layers)
+    mf = ModelFile(path); cfg = load_config(mf)
+    made = sticky_trace(pattern(), 2048, cfg.n_layer, cfg.n_expert, cfg.n_used)
+    trace, before = (Trace(made.ids[a:b], made.n_expert, made.prompt[a:b]) for a, b in ((0, 1024), (1024, None)))
+    impose(trace, cfg.n_expert)
+    rng, first, size = np.random.default_rng(5), None, (lambda text: int(float(text)*GB))
+    texts = [rng.integers(5, min(50000, cfg.n_vocab), n).tolist() for n in (64, long, long)]
+    host = facts_of(mf, cfg, measured(path))
+    if gpu:
+        import dataclasses
+        card = dataclasses.replace(asked_card(torch), **card_speeds(torch))
+        row("speed of a copy", card.copy, "GB/s"); row("pinned memory to card", card.pcie, "GB/s")
+    for cap in caps.split(","):
+        for ram in rams.split(","):
+            name = f"cap {cap} GiB, RAM {ram} GiB"
+            if gpu:
+                p = choose_card(card_facts(mf, cfg, card, host), dict(vram=size(cap), ram=size(ram), ctx=long + 256))
+                row(f"{name}, plan", p.speed.get("plain", 0), "tok/s", reasons=p.reasons)
+            start = time.time()
+            try: store = TieredStore(mf, cfg, vram=size(cap), n_ctx=long + 256, ram=size(ram), ranking=(before.counts(), len(before.ids)), say=print)
+            except ValueError as e: print(name, "left out:", e); continue
+            model = GpuModel(mf, cfg, store=store)
+            row(f"{name}, loaded", time.time() - start, "s", slots=sum(store.slots), below=sum(b.slots for b in store.under.banks), complete=store.under.complete)
+            def zero(): store.hits = store.misses = store.rounds = 0; store.notes[2] = 0; store.under.numbers[[HITS, MISSES]] = 0
+            def shares(): return dict(hit=store.hits/max(1, store.hits + store.misses), below=int(store.under.numbers[HITS])/max(1, int(store.under.numbers[[HITS, MISSES]].sum())), wait_ms=int(store.notes[2])/1e6)
+            speed_ = None
+            for text, label in zip(texts, ("a short prompt", "a long prompt", "a new long prompt")):
+                if time.time() - t0 > seconds or speed_ and len(text) > 64 and time.time() - t0 + len(text)/speed_ > seconds: print(name, label, "left out: no time"); continue
+                cache = model.new_cache(len(text) + tokens + 64)
+                model.run_round(cache, text[:64], want=1); cache.commit(0); wait()                # recorded
+                zero(); t = time.perf_counter()
+                for i in range(0, len(text), 64): model.run_round(cache, text[i:i + 64], want=1); cache.commit(i + len(text[i:i + 64]))
+                wait(); speed_ = len(text)/(time.perf_counter() - t)
+                row(f"{name}, {label}", speed_, "tok/s", context=len(text), **shares())
+                said = model.continue_text(cache, text[-1], 8)
+                zero(); wait(); t = time.perf_counter()
+                for _ in range(0, tokens, 8): said += model.continue_text(cache, said[-1], 8)
+                wait(); row(f"{name}, after {label}", tokens/(time.perf_counter() - t), "tok/s", context=len(text), **shares(), ids=said[:16])
+                if label == "a short prompt": first = first or said; assert said == first, "the text depends on the caps"
+                del cache
+            store.end(); del model, store
+            import gc; gc.collect()
+            if gpu: torch.cuda.empty_cache()
+    return rows
+
 def make_file(like, layers):
     from alphabook.synth import synth
     path = SHM/f"{like}-{layers or 'whole'}.gguf"
@@ -253,14 +315,16 @@ def everything(out, seconds, caps):
 
 if __name__ == "__main__":
     p = argparse.ArgumentParser()
-    p.add_argument("what", choices=["bits", "bell", "speed", "make", "all"])
+    p.add_argument("what", choices=["bits", "bell", "speed", "tiers", "make", "all"])
     p.add_argument("--out", default=os.environ.get("OUT", ".")); p.add_argument("--seconds", type=float, default=135); p.add_argument("--like", default=LIKE)
     p.add_argument("--layers", type=int); p.add_argument("--caps", default="16,0,all"); p.add_argument("--tokens", type=int, default=128); p.add_argument("--passes", type=int, default=3)
     p.add_argument("--prompt", type=int, default=512); p.add_argument("--workers", type=int); p.add_argument("--bound", type=int, default=1)
+    p.add_argument("--rams", default="64,32,16"); p.add_argument("--long", type=int, default=19456); p.add_argument("--file")
     a = p.parse_args()
     Path(a.out).mkdir(parents=True, exist_ok=True)
     if a.what == "bits": bits()
     elif a.what == "make": t = time.time(); print(make_file(a.like, a.layers), round(time.time() - t, 1), "s")
+    elif a.what == "tiers": print(json.dumps(tiers(a.out, a.seconds, a.like, a.layers, *(("16,24" if a.caps == "16,0,all" else a.caps), a.rams, a.long, a.tokens, a.file))))
     elif a.what == "bell": print(json.dumps(bell()))
     elif a.what == "speed":
         from alphabook.doorbell import worker_cores

@@ -1,9 +1,11 @@
 """What each type of weights costs, in both engines and by both quantizers; what each type of keys and values costs; needles.
 
     python data/trials/quality.py [-m FILE …] [--types Q8_0,Q4_0,…] [--windows 4] [--length 256] [--needles 512,1024,2048]
-                                  [--threads N] [--peer-python PATH] [--work FOLDER] [-o FILE]
+                                  [--threads N] [--peer-python PATH] [--work FOLDER] [--keep FILE] [-o FILE]
 
 The base of all distances is llama.cpp on the model's weights as float32, with float32 keys and values and without flash attention. For each type two files are made of these float32 weights, by `alphabook quantize` and by llama.cpp's quantizer, and each is run by both engines on the same windows. A model that is quantized already (as all of these are) becomes float32 first, so the figures are about what is added.
+It takes hours on a small machine: with --keep the rows of each arm are written as they come, a line of JSON for each arm, and a run that
+was interrupted leaves out what is there.
 """
 import argparse, datetime, json, subprocess, sys, tempfile, time
 from pathlib import Path
@@ -42,29 +44,44 @@ def measure(path, types, args, threads, note):
     exact = Engine.load(path, "cpu", threads=threads)
     facts, n_vocab, length, n = model_facts(exact), exact.cfg.n_vocab, args.length, args.windows
     windows = [w for k in KINDS for w in cut_windows(exact.tokenizer, read_text(k), length, n)]
+    kept, about = {}, dict(model=facts["model"], windows=n, length=length)
+    for line in args.keep.read_text().splitlines() if args.keep and args.keep.exists() else ():
+        told = json.loads(line)
+        if told["about"] == about: kept[json.dumps(told["arm"])] = told["rows"]
+    def keep(fields, found):
+        if args.keep and json.dumps(fields) not in kept:
+            with args.keep.open("a") as f: f.write(json.dumps(dict(about=about, arm=fields, rows=found)) + "\n")
+        rows.extend(found)
+    def there(**fields):
+        found = kept.get(json.dumps(fields))
+        if found: rows.extend(found)
+        return bool(found)
     def add(source, base, **fields):
         start = time.perf_counter()
         found = score_texts(exact, KINDS, length, n, "", source, base)[1]
-        rows.extend(dict(r, model=facts["model"], **fields) for r in found if r["unit"] in UNITS)
+        keep(fields, [dict(r, model=facts["model"], **fields) for r in found if r["unit"] in UNITS])
         cells = {r["unit"]: r["value"] for r in found if r["text"] == "all"}
         note(facts["model"], *fields.values(), *(f"{k} {v:.5g}" for k, v in cells.items() if k in UNITS),
              f"{time.perf_counter() - start:.0f} s")
     def both(file, base, **fields):
-        engine = Engine.load(file, "cpu", n_ctx=max(length, 64), threads=threads)
-        add(EngineRows(engine, length), base, **fields, arm="alphabook")
+        if not there(**fields, arm="alphabook"):
+            engine = Engine.load(file, "cpu", n_ctx=max(length, 64), threads=threads)
+            add(EngineRows(engine, length), base, **fields, arm="alphabook")
         peer = Peer(args.peer_python, model=str(file), threads=threads, n_ctx=max(length, 256))
-        try: add(PeerRows(peer, n_vocab), base, **fields, arm="llama.cpp")
+        try:
+            if not there(**fields, arm="llama.cpp"): add(PeerRows(peer, n_vocab), base, **fields, arm="llama.cpp")
         finally: peer.close()
         return peer.facts
     for kv in KV:
         try: other = EngineRows(exact, length, kv=parse_kv(kv))
         except ValueError as e: note(facts["model"], kv, e); continue
-        add(other, EngineRows(exact, length), quantization=facts["quantization"], maker="", arm=f"--kv {kv}", mode="fast")
+        how = dict(quantization=facts["quantization"], maker="", arm=f"--kv {kv}", mode="fast")
+        if not there(**how): add(other, EngineRows(exact, length), **how)
     for size in args.needles:
-        if size + 10 > exact.n_ctx: continue
-        for depth, share in find_needles(exact, read_text("english"), size).items():
-            rows.append(dict(model=facts["model"], quantization=facts["quantization"], maker="", arm="exact", text="english",
-                             context=size, depth=depth, unit="needles found", value=share, n=3, spread=None))
+        if size + 10 > exact.n_ctx or there(needles=size): continue
+        keep(dict(needles=size), [dict(model=facts["model"], quantization=facts["quantization"], maker="", arm="exact", text="english",
+                                       context=size, depth=depth, unit="needles found", value=share, n=3, spread=None)
+                                  for depth, share in find_needles(exact, read_text("english"), size).items()])
         note(facts["model"], "needles", size, [r["value"] for r in rows if r["context"] == size and "depth" in r])
     whole, stored = work/"f32.gguf", work/"base.gguf"
     quantize_file(exact.mf, whole, "F32", threads=threads)
@@ -96,6 +113,7 @@ def main():
     p.add_argument("--types", default="Q8_0,Q6_K,Q5_K_M,Q5_0,Q4_K_M,IQ4_NL,Q4_1,Q4_0")
     p.add_argument("--length", type=int, default=256); p.add_argument("--needles", default="512,1024,2048")
     p.add_argument("--peer-python", default=sys.executable); p.add_argument("--work"); p.add_argument("-o")
+    p.add_argument("--keep", type=Path)
     p.add_argument("--threads", type=int)
     args = p.parse_args()
     args.needles = [int(x) for x in args.needles.split(",") if x]
