@@ -328,7 +328,7 @@ def gate_and_value(p_v, p_decay, p_beta, w, h, i, V: tl.constexpr, D: tl.constex
     at = w*V + h
     return tl.load(p_v + at*D + i, mask=i < D, other=0.0), tl.load(p_decay + at), tl.load(p_beta + at)
 
-# %% ../nbs/10l_gpu_hybrid.ipynb #cf3e6f21
+# %% ../nbs/10l_gpu_hybrid.ipynb #f949dfb8
 @triton.jit
 def k_gdn(p_S, p_new, p_q, p_k, p_v, p_decay, p_beta, p_o, p_turn, p_rows, W, s_copy, s_layer, all_rows,
           K: tl.constexpr, V: tl.constexpr, D: tl.constexpr, B: tl.constexpr, TILED: tl.constexpr,
@@ -341,7 +341,8 @@ def k_gdn(p_S, p_new, p_q, p_k, p_v, p_decay, p_beta, p_o, p_turn, p_rows, W, s_
     if SEAT:
         text, layer = layer % n_texts, layer//n_texts
         first, shift = text*SEAT, shift_of(p_seats, text, STATES)
-        p_S, p_new, p_turn, p_rows = p_S + shift, p_new + shift, p_turn + shift_of(p_seats, text, TURN_AT), p_rows + text
+        p_S, p_new, p_rows = p_S + shift, p_new + shift, p_rows + text
+        p_turn += shift_of(p_seats, text, TURN_AT)
         p_q, p_k, p_v, p_o = p_q + first*(K*D), p_k + first*(K*D), p_v + first*(V*D), p_o + first*(V*D)
         p_decay, p_beta = p_decay + first*V, p_beta + first*V
     if REPLAY: n = tl.load(p_rows)

@@ -41,7 +41,7 @@ def shifts(base: State, s: State) -> list: # 8 integers
     far = [(getattr(s, name).data_ptr() - getattr(base, name).data_ptr())//n for name, n in sizes.items()]
     return far + [0]*(8 - len(far))
 
-# %% ../nbs/11h_gpu_together.ipynb #3f9cbf3f
+# %% ../nbs/11h_gpu_together.ipynb #f2677abf
 class Joint:
     "Rounds of so many texts with so many rows each: buffers, and what is recorded."
     def __init__(self, model: GpuModel, base: State, # whose tables the shifts count from
@@ -56,12 +56,13 @@ class Joint:
 
     def play(self, f, *key): # function (joint, *key)
         "Run, record or replay f."
-        if (f, *key) not in self.recordings: self.recordings[f, *key] = Recorded(lambda: f(self, *key), self.base.pool, True)
-        return launched(self.model, self.recordings[f, *key])
+        at = f, *key
+        if at not in self.recordings: self.recordings[at] = Recorded(lambda: f(self, *key), self.base.pool, late=True)
+        return launched(self.model, self.recordings[at])
 
     def sit(self, caches: list, entry): # int64 [2, W]: ids and positions
         "These texts, and these rows of theirs."
-        for cache, part in ((ref(), part) for ref, part in self.open):        # whose last round is open keeps what it left
+        for cache, part in ((ref(), part) for ref, part in self.open):          # an open round keeps what it left
             if cache is not None and cache.part is part and cache.width and cache.recurrent:
                 steps = Steps(*(t.clone() for t in vars(part.steps).values()))
                 cache.part = Part(part.state, part.rows, steps)
@@ -168,8 +169,8 @@ def joint_step(j: Joint, hows: tuple): # as of `choose_each`
     if j.base.nets: accept_part(j.base, j.part, j.accepted)
     launch(k_step_on, (j.n,), best, ok, r.ids, r.positions, j.said, ROOM=ROOM, warps=1)
 
-# %% ../nbs/11h_gpu_together.ipynb #412c4841
-def continue_together(self: GpuModel, texts: list, # of (cache, the token at its end, not read yet, sampling as of `sample`)
+# %% ../nbs/11h_gpu_together.ipynb #e308b417
+def continue_together(self: GpuModel, texts: list, # of (cache, token at its end that is not read, sampling)
                       n: int, # rounds
                       ) -> list: # of each: the n ids that follow, all but the last committed; or FloatingPointError
     "`continue_text` for several texts that can sit together."

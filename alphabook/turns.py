@@ -122,7 +122,7 @@ class Sharing:
         share, old = seconds/sum(self.prices.seconds[r] for r in rows), self.cost[len(rows)]
         self.cost[len(rows)] = old + 0.1*(min(share, 1.5*old) - old)
 
-# %% ../nbs/24a_turns.ipynb #93b22b40
+# %% ../nbs/24a_turns.ipynb #e82e3077
 class Scheduler:
     "The thread that runs a model, its queue, and the sessions that it keeps."
     def __init__(self, load, # function → Engine, called in the worker's thread
@@ -136,7 +136,7 @@ class Scheduler:
         self.lock, self.waiting, self.active = threading.Condition(), deque(), []
         self.sessions, self.totals, self.by_drafter = [], Counter(), {}
         self.engine, self.error, self.ended = None, None, 0     # ended: jobs since memory was given back
-        self.sharing, self.shares = None, False                 # Sharing, where the clock decides; can rounds be shared?
+        self.sharing, self.shares = None, False                 # Sharing, if the clock decides; may rounds be shared?
         self.beat = time.perf_counter()                         # when the worker last came on
         self.state = "loading"                                  # then ready, closing, closed; or failed
         self.thread = threading.Thread(target=self.work, name="model", daemon=True)
