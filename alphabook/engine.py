@@ -305,14 +305,18 @@ def prompt_ids(engine: Engine, prompt, # text, or ids
                          "shorten it or raise --ctx (context_length_exceeded)")
     return ids
 
-# %% ../nbs/23_engine.ipynb #c8607318
+# %% ../nbs/23_engine.ipynb #b14b2728
 @contextmanager
 def borrowed(engine: Engine, n_ctx: int, drafter: str): # positions that are needed; yields a Session
     "An empty session for one generation: the last one's, if there is room in it, for its rounds are recorded."
     fits = [s for s in engine.spare if s.cache.n_ctx >= n_ctx and s.drafter == drafter]
     if fits: engine.spare.remove(fits[0])
     room = min(engine.n_ctx, max(1024, 1 << (n_ctx - 1).bit_length()))
-    session = fits[0] if fits else Session(engine, room, keep=0, drafter=drafter)
+    try: session = fits[0] if fits else Session(engine, room, keep=0, drafter=drafter)
+    except ValueError:
+        if not engine.spare: raise
+        engine.spare = []                                    # a card has no room for another beside these
+        session = Session(engine, room, keep=0, drafter=drafter)
     try: yield session
     finally:
         session.reuse([])

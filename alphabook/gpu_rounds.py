@@ -69,7 +69,7 @@ def width_for(W: int) -> int: # rows, 1 … 64
     "The narrowest recorded round with room for W rows."
     return next(w for w in WIDTHS if w >= W)
 
-# %% ../nbs/11f_gpu_rounds.ipynb #c44b99f4
+# %% ../nbs/11f_gpu_rounds.ipynb #9953a635
 class State:
     "Tables and recordings of one text."
     def __init__(self, model: GpuModel, n_ctx: int): # positions
@@ -111,6 +111,7 @@ class State:
     def clear(self):
         "As before any text."
         for t in (self.S, self.windows, self.turn, self.phrases): t.zero_()
+        self.spoiled = False                                 # a round failed and may have left something here
 
 # %% ../nbs/11f_gpu_rounds.ipynb #5b0fed3f
 @triton.jit
@@ -261,7 +262,7 @@ class GpuCache:
             self.turn ^= 1
         self.n, self.width = n, 0
 
-# %% ../nbs/11f_gpu_rounds.ipynb #81c33eea
+# %% ../nbs/11f_gpu_rounds.ipynb #774ee4d2
 def copied(self: GpuCache, tables: bool # keys and values too
            ) -> GpuSnapshot:
     "What is committed."
@@ -279,6 +280,7 @@ def tables_of(s: State, n: int) -> tuple: # views
 
 def put_back(self: GpuCache, snap: GpuSnapshot): # None: before any text
     "Make the recurrent part that of a snapshot."
+    self.state.spoiled = False
     for i, mine in enumerate(memory_of(self)): mine.copy_(snap.memory[i]) if snap else mine.zero_()
     self.width = 0
 
@@ -290,7 +292,7 @@ def checkpoint(self: GpuCache):
 def rollback(self: GpuCache, n: int) -> int: # the position that was reached
     "Back to the first n positions, or to the last checkpoint before them; drops open rows."
     if not 0 <= n <= self.n: raise ValueError(f"Cache.rollback: {n}: must be from 0 to {self.n} (committed)")
-    if self.recurrent and n < self.n:
+    if self.recurrent and (n < self.n or self.state.spoiled):
         snap = next((c for c in reversed(self.checkpoints) if c.n <= n), None)
         put_back(self, snap)
         n = snap.n if snap else 0
@@ -315,7 +317,7 @@ def restore(self: GpuCache, snap: GpuSnapshot): # of this cache, or of another o
 
 GpuCache.snapshot, GpuCache.restore = snapshot, restore
 
-# %% ../nbs/11f_gpu_rounds.ipynb #d974ba67
+# %% ../nbs/11f_gpu_rounds.ipynb #edfb2a8c
 SPARE = 2                                      # states without a cache that are kept for the next
 
 def new_cache(self: GpuModel, n_ctx: int, # positions to make room for
@@ -324,7 +326,10 @@ def new_cache(self: GpuModel, n_ctx: int, # positions to make room for
     spare = self.__dict__.setdefault("spare", [])
     state = next((s for s in spare if n_ctx <= s.n_ctx <= 4*n_ctx + 1024), None)
     if state: spare.remove(state)
-    else: state = new_state(self, -(-n_ctx//256)*256)
+    else:
+        if self.store: self.store.admit(self, n_ctx)         # ValueError if there is no room beside experts
+        state = new_state(self, -(-n_ctx//256)*256)
+        if self.store: self.store.texts.add(state)
     state.keeps = None
     cache = GpuCache(state, n_ctx, keep)
     weakref.finalize(cache, take_back, spare, state, SPARE)
@@ -342,7 +347,7 @@ def take_back(spare: list, state: State, most: int):
     spare.append(state)
     del spare[:-most]
 
-# %% ../nbs/11f_gpu_rounds.ipynb #6032d7ba
+# %% ../nbs/11f_gpu_rounds.ipynb #1ca3d3a1
 def to_host(s: State, x) -> np.ndarray: # tensor → a copy on the host
     "Wait for the device and copy."
     key, store = (x.shape, x.dtype), s.model.store
@@ -351,7 +356,8 @@ def to_host(s: State, x) -> np.ndarray: # tensor → a copy on the host
         s.host[key].copy_(x, non_blocking=True)
         if store: store.ask()
         torch.cuda.current_stream().synchronize()
-    if store: store.told()                                   # what it wants to know of the rounds that are over
+    try: store and store.told()                              # what it wants to know of the rounds that are over
+    except ValueError: s.spoiled = True; raise               # states may have gone on with what nobody shall see
     return x.numpy().copy() if x.device.type == "cpu" else s.host[key].numpy().copy()
 
 def run_round(self: GpuModel, cache: GpuCache, ids, # int [1 … 64]

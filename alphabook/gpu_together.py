@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['WIDEST', 'ROOM', 'JOINT', 'can_sit', 'shifts', 'Joint', 'joint_for', 'joint_logits', 'entry_of', 'naive_round',
-           'seated_round', 'run_together', 'check_room', 'k_step_on', 'choose_each', 'joint_step', 'continue_together',
-           'kind_of']
+           'seated_round', 'run_together', 'seen_of', 'check_room', 'k_step_on', 'choose_each', 'joint_step',
+           'continue_together', 'kind_of']
 
 # %% ../nbs/11h_gpu_together.ipynb #624d2fa0
 import weakref
@@ -99,7 +99,7 @@ def entry_of(caches: list, ids: list, rows: int): # tokens of each text; rows of
     for t, (cache, row) in enumerate(zip(caches, ids)): entry[:, t, :len(row)] = cache.enter(row)
     return entry.reshape(2, -1)
 
-# %% ../nbs/11h_gpu_together.ipynb #31a99856
+# %% ../nbs/11h_gpu_together.ipynb #7834c7c7
 def naive_round(self: GpuModel, texts: list): # (cache, ids) each → logits, residual stream, parts
     "One pass over rows of several texts, never recorded: kernels that look back are started for each text."
     r = Round(self, [(cache.state, len(ids)) for cache, ids in texts])
@@ -134,8 +134,15 @@ def run_together(self: GpuModel, texts: list, # of (cache, ids int [W ≥ 1]): e
     logits, x, parts = seated_round(self, texts, rows) if fits else naive_round(self, texts)
     for cache, part in zip(caches, parts):
         cache.part, cache.residual = part, x[part.rows][:cache.width]
-    logits = to_host(caches[0].state, logits)
+    logits = seen_of(caches, logits)
     return [logits[part.rows][:cache.width] for cache, part in zip(caches, parts)]
+
+def seen_of(caches: list, x) -> np.ndarray: # of the texts of a round; tensor
+    "Its values on the host. What has failed may have changed all of the texts."
+    try: return to_host(caches[0].state, x)
+    except ValueError:
+        for cache in caches: cache.state.spoiled = True
+        raise
 
 def check_room(cache: GpuCache, n: int): # rows
     "Raise ValueError if the context is too short."
@@ -169,7 +176,7 @@ def joint_step(j: Joint, hows: tuple): # as of `choose_each`
     if j.base.nets: accept_part(j.base, j.part, j.accepted)
     launch(k_step_on, (j.n,), best, ok, r.ids, r.positions, j.said, ROOM=ROOM, warps=1)
 
-# %% ../nbs/11h_gpu_together.ipynb #e308b417
+# %% ../nbs/11h_gpu_together.ipynb #b7f2b6a6
 def continue_together(self: GpuModel, texts: list, # of (cache, token at its end that is not read, sampling)
                       n: int, # rounds
                       ) -> list: # of each: the n ids that follow, all but the last committed; or FloatingPointError
@@ -183,7 +190,7 @@ def continue_together(self: GpuModel, texts: list, # of (cache, token at its end
     hows = tuple(sampling_of(rule, **how) for rule, how in zip(j.rules, rules))
     j.said[:, ROOM] = 1
     for _ in range(n): j.play(joint_step, hows)
-    said, out = to_host(j.base, j.said), [None]*len(texts)
+    said, out = seen_of(caches, j.said), [None]*len(texts)
     for i, row, cache, at, token in zip(order, said, caches, starts, tokens):
         ids = row[np.arange(at, at + n) % ROOM].tolist()
         cache.ids[at:at + n] = [token, *ids[:-1]]

@@ -79,7 +79,7 @@ def seconds_per_token(nbytes: int, units: float, ram: float, # bytes of a token;
 # %% ../nbs/25g_plan.ipynb #24d4d382
 GAINS = {True: dict(A=0.98, V=1.25, R=1.62), False: dict(A=1.0, V=1.0, R=2.29)}     # with a block that drafts; without
 
-# %% ../nbs/25g_plan.ipynb #6903efd7
+# %% ../nbs/25g_plan.ipynb #69bdf322
 @dataclass
 class Facts:
     "What a plan is made from; bytes, and GB/s."
@@ -120,7 +120,7 @@ def choose(f: Facts, given: dict = {}) -> Plan: # what the user has set: name â†
     room = p.settings.get("ram", budget) - f.fixed
     p.fits = room >= min(f.least, f.experts)
     if not p.fits: p.reasons.append(f"does not fit: {(f.fixed + min(f.least, f.experts))/1e9:.2f} GB are the least")
-    hit = 1.0 if room >= f.experts else (f.hit or (lambda n: n/f.experts))(max(0, room))
+    hit = 1.0 if room >= f.experts or not f.experts else (f.hit or (lambda n: n/f.experts))(max(0, room))
     if hit < 1:
         p.reasons.append(f"{max(0, room)/f.experts:.0%} of the experts have slots and answer {hit:.0%} of the requests")
     put("drafter", "auto", "a block that drafts, and copies" if f.block else "copies where a text repeats itself")

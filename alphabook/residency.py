@@ -16,15 +16,17 @@ from .gpu_together import GpuModel
 from .kv import EXACT_KV
 from .resolved import ExpertStore, device_bytes, joins_shared, make_banks
 
-# %% ../nbs/20c_residency.ipynb #a840970f
+# %% ../nbs/20c_residency.ipynb #6d59ff42
 KEEP_FREE = 1 << 30                            # bytes of a card that are left alone, if no cap is given
 
-def needed_bytes(mf, cfg: ModelConfig, n_ctx: int) -> int: # open file; positions
+def needed_bytes(mf, cfg: ModelConfig, n_ctx: int, # open file; positions
+                 kv: tuple = EXACT_KV) -> int: # types of keys and values
     "What a model takes on the device with all of its experts, and the keys and values of one text."
-    if not cfg.n_expert: return device_bytes(mf, cfg, n_ctx)
+    if not cfg.n_expert: return device_bytes(mf, cfg, n_ctx, kv=kv)
     tensors = ExpertStore.stacks_of(mf, cfg)
     banks, joined = make_banks(tensors)[0], [i for i, t in tensors.items() if joins_shared(t)]
-    return device_bytes(mf, cfg, n_ctx, joined) + sum((len(b.layers)*cfg.n_expert + b.fixed)*b.nbytes for b in banks)
+    slots = sum((len(b.layers)*cfg.n_expert + b.fixed)*b.nbytes for b in banks)
+    return device_bytes(mf, cfg, n_ctx, joined, kv) + slots
 
 def card_bytes(): # bytes; None without a card
     "What the card has free."
@@ -39,11 +41,11 @@ def model_under(mf, cfg: ModelConfig, vram: int = None, # cap in bytes; None: wh
                 **how) -> GpuModel: # workers, bound … of the store
     "A model on the device, its experts in slots if they don't fit. ValueError if it can't be."
     cap, store = card_bytes() if vram is None else vram, None
-    if cap is not None and (need := needed_bytes(mf, cfg, n_ctx)) > cap:
+    if cap is not None and (need := needed_bytes(mf, cfg, n_ctx, kv)) > cap:
         if not cfg.n_expert:
             raise ValueError(f"--vram {cap:,}: the weights and {n_ctx:,} positions need {need:,} bytes, and only "
                              "mixtures can do with less; give a smaller --ctx, or --device cpu")
-        store = kind(mf, cfg, cap, n_ctx, say=say, **how)
+        store = kind(mf, cfg, cap, n_ctx, say=say, kv=kv, **how)
         slots = sum(store.slots) - sum(b.fixed for b in store.banks)
         if say: say(f"{slots:,} of {cfg.n_expert*len(store.tensors):,} experts have slots on the card, the others are "
                     f"computed by {len(store.workers.cores)} cores")

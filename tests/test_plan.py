@@ -182,6 +182,8 @@ def test_a_bare_model_on_a_card(monkeypatch, tiny_model):
     torch = pytest.importorskip("torch"); pytest.importorskip("triton")
     import alphabook.gpu_plan as gpu_plan
     said = []
+    real, free = facts_of, [64*GIB]
+    monkeypatch.setattr(gpu_plan, "facts_of", lambda *args, **how: real(*args, **how | dict(free=free[0])))
     with ShapeFile("qwen3.6-27b") as shape:
         monkeypatch.setattr(gpu_plan, "ModelFile", lambda path: shape)
         def planned(free, **given):
@@ -191,10 +193,11 @@ def test_a_bare_model_on_a_card(monkeypatch, tiny_model):
         assert planned(140*GIB) == {} and not said
         assert planned(24*GIB) == dict(ctx=65536) and said[0].startswith("--ctx 65536")
         assert planned(8*GIB) == dict(device="cpu") and "not on the card" in said[0]
+        free[0] = GIB                                          # nor in RAM: loading will say so
+        assert planned(8*GIB) == {}
+        free[0] = 64*GIB
         assert planned(8*GIB, device="cuda") == {} and planned(24*GIB, ctx=7) == {}        # what is said wins; loading says what doesn't fit
     with ShapeFile("qwen3.6-35b-a3b") as shape:
-        free = [64*GIB]
-        monkeypatch.setattr(gpu_plan, "facts_of", lambda *args, **how: facts_of(*args, **how | dict(free=free[0])))
         assert planned(16*GIB) == dict(ctx=65536)
         free[0] = 16*GIB
         assert planned(16*GIB) == dict(ctx=65536, ram=15*GIB) and said[-1].startswith("--ram 15GiB")

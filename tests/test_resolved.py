@@ -13,12 +13,12 @@ from conftest import ROOT
 pytest.importorskip("triton", reason="triton is not installed (there is none for this system)")
 torch = pytest.importorskip("torch")
 
-from alphabook import doorbell, resolved
+from alphabook import doorbell, gpu_rounds, resolved
 from alphabook.config import load_config
 from alphabook.doorbell import ANSWER, BELL, BOARD, LINE, PROGRAM, Programs, Workers, take_part
 from alphabook.gpu_verdicts import GpuModel
 from alphabook.modelfile import ModelFile
-from alphabook.resolved import COMING, FIXED, FREE, ExpertStore, device_bytes, parts_of, slots_for
+from alphabook.resolved import COMING, FIXED, FREE, ExpertStore, device_bytes, parts_of, slots_for, text_bytes
 from alphabook.synth import synth
 from alphabook.tape import kernel, recording, share
 
@@ -179,3 +179,74 @@ def test_a_lost_answer_is_an_error_and_a_late_one_is_waited_for(tmp_path):
         while store.box.near.board[ANSWER] < int(store.rung[0]): assert time.monotonic() < late; time.sleep(0.01)
         assert model.run_round(cache, [5]).tobytes() == want.tobytes()
     finally: store.workers.stop(); store.end(); mf.close()
+
+
+@pytest.mark.parametrize("like,mtp,kv", [("tiny-qwen35moe", 1, ("f16", "f16")), ("tiny-gpt-oss", 0, ("q8_0", "q4_0")), ("tiny-qwen3moe", 0, ("f16", "q8_0")),
+                                         ("tiny-qwen4exp", 0, ("f16", "f16"))])
+def test_a_text_takes_what_is_counted(like, mtp, kv, tmp_path, monkeypatch):
+    mf = ModelFile(synth(like, "Q8_0" if like != "tiny-qwen4exp" else "Q4_0", tmp_path / "tiny.gguf", mtp=mtp)); cfg = load_config(mf)
+    class Model(SimpleNamespace): pass                               # a State asks for no more, and wants a proxy of it
+    model = Model(cfg=cfg, device=torch.device("cpu"), kv=kv)
+    monkeypatch.setattr(gpu_rounds, "block_angles", lambda *_: None)
+    for n in (256, 2048):
+        state = gpu_rounds.State(model, n)
+        taken = sum(t.nbytes for t in vars(state).values() if isinstance(t, torch.Tensor))
+        taken += 4*(state.S[0].nbytes + state.windows.nbytes)                # checkpoints
+        if mtp: taken += sum(t.nbytes for t in gpu_rounds.kv_tables(1, n, cfg.n_kv_head, cfg.head_dim, "cpu", kv)) + 2*n*cfg.n_embd
+        assert abs(text_bytes(cfg, n, kv) - taken) <= 4096 + .05*taken, (like, n)
+    mf.close()
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory):
+    mf = ModelFile(synth("tiny-qwen35moe", "Q4_0", tmp_path_factory.mktemp("hybrid") / "tiny.gguf", n_layers=2, n_embd=64, n_ff_expert=32, n_ff_shared=32))
+    cfg = load_config(mf)
+    store = ExpertStore(mf, cfg, device_bytes(mf, cfg, 512) + (8 << 20), 512)
+    yield GpuModel(mf, cfg, store=store)
+    store.end(); mf.close()
+
+
+def test_texts_share_the_room_that_is_left_for_them(hybrid):
+    for s in [*hybrid.__dict__.get("spare", ())]: hybrid.spare.remove(s)
+    hybrid.store.reserve = 2*text_bytes(hybrid.cfg, 256)
+    a, b = hybrid.new_cache(256), hybrid.new_cache(200)
+    with pytest.raises(ValueError, match="another text of 256 positions needs .* beside .* a smaller --ctx"): hybrid.new_cache(256)
+    del b
+    c = hybrid.new_cache(256)                                        # takes over the state of the one that is gone
+    for cache in (a, c): cache.state.recordings["a round"] = cache.state  # holds it, as recordings do
+    del a, c, cache
+    assert hybrid.new_cache(300).n_ctx == 300                        # for which the spare ones have to go
+
+
+def test_a_text_goes_back_to_its_last_checkpoint_after_a_round_that_failed(hybrid, monkeypatch):
+    hybrid.store.reserve = None
+    cache = hybrid.new_cache(64)
+    assert cache.recurrent
+    cache.n = 3; cache.checkpoint(); cache.n = 5
+    assert cache.rollback(5) == 5                                    # nothing has happened
+    def told(): raise ValueError("the CPU has not answered")
+    monkeypatch.setattr(hybrid.store, "told", told)
+    with pytest.raises(ValueError, match="has not answered"): gpu_rounds.to_host(cache.state, torch.zeros(3))
+    assert cache.rollback(5) == 3 and not cache.state.spoiled and cache.rollback(3) == 3
+    with pytest.raises(ValueError): gpu_rounds.to_host(cache.state, torch.zeros(3))
+    cache.checkpoints = []
+    assert cache.rollback(3) == 0
+
+
+def test_sessions_that_nobody_uses_make_room(monkeypatch):
+    import alphabook.engine as engine_
+    class Session(SimpleNamespace):
+        def __init__(self, engine, n_ctx, keep=None, drafter=None):
+            if engine.spare: raise ValueError("no room")
+            super().__init__(cache=SimpleNamespace(n_ctx=n_ctx), drafter=drafter, reuse=lambda ids: 0)
+    monkeypatch.setattr(engine_, "Session", Session)
+    old = SimpleNamespace(cache=SimpleNamespace(n_ctx=10), drafter="none")
+    engine = SimpleNamespace(spare=[old], n_ctx=4096)
+    with engine_.borrowed(engine, 100, "none") as session: assert session.cache.n_ctx == 1024 and not engine.spare
+    assert engine.spare == [session]
+    with engine_.borrowed(engine, 100, "none") as again: assert again is session
+    engine.spare = []
+    def refuse(*args, **how): raise ValueError("no room at all")
+    monkeypatch.setattr(engine_, "Session", refuse)
+    with pytest.raises(ValueError, match="at all"):
+        with engine_.borrowed(engine, 100, "none"): pass
