@@ -68,7 +68,7 @@ def path_arm(subject: Subject, text: Text, path: str, arm: Arm):
     try: yield from mixed_rounds(model, text.ids, arm)
     finally: ops.set_vectors(os.environ.get("ALPHABOOK_VECTORS"))
 
-# %% ../nbs/12c_backends.ipynb #fa658c51
+# %% ../nbs/12c_backends.ipynb #2d3da558
 def gpu_lacks() -> str: # "" if nothing
     "What a GPU backend would need and this machine hasn't got; torch is imported only if all else is there."
     for name in ("torch", "triton"):
@@ -83,7 +83,8 @@ def load_on(mf, cfg, device: str, # open file, its configuration, "cpu", "numpy"
             kv: tuple = EXACT_KV): # types of keys and values → model
     "A model on a backend. Without a GPU, `cuda` is Triton's interpreter, if TRITON_INTERPRET=1 was set early enough."
     if device != "cuda": return Model(mf, cfg, dict(cpu=cpu_backend, numpy=numpy_backend)[device], kv=kv)
-    from alphabook.gpu_rounds import WIDTHS, GpuModel
+    from alphabook.gpu_rounds import WIDTHS
+    from alphabook.gpu_together import GpuModel
     model = GpuModel(mf, cfg, kv=kv)
     model.most_rows = WIDTHS[-1]
     return model
