@@ -7,14 +7,14 @@ __all__ = ['SCRATCH', 'WAVES', 'CHAIN', 'loaded', 'lane', 'lanes', 'fold_groups'
            'largest', 'factors', 'pack_two', 'unpack_two', 'store_factors', 'left_by_tiles', 'chain', 'k_combine_tiles',
            'spread', 'attend_part', 'combine_part', 'attention']
 
-# %% ../nbs/10j_gpu_attention.ipynb #bfe06244
+# %% ../nbs/10j_gpu_attention.ipynb #64bbf0f7
 import torch
 import triton
 import triton.language as tl
 
 from .gpu_acts import Acts, empty_acts, store_acts
 from .gpu_functions import begin, exp, launch, sigmoid, touch
-from .gpu_heads import heads_of
+from .gpu_heads import KEYS, VALUES, Seats, heads_of, seated, table_of
 from .gpu_kv import as_halves, codes, key_values, kind_of, row_size, value_row
 from .gpu_norms import fold
 
@@ -71,12 +71,12 @@ def add_values(o, vs, p_p, i_head, START: tl.constexpr, H: tl.constexpr):
         for n in tl.static_range(8): o = tl.fma(ps[n][:, None], vs[start + n].to(tl.float32)[None, :], o)
     return o                                                                      # (H, D)
 
-# %% ../nbs/10j_gpu_attention.ipynb #1632b559
+# %% ../nbs/10j_gpu_attention.ipynb #6b74bf71
 @triton.jit
 def k_attend(p_q, p_k, p_k_steps, p_v, p_v_steps, p_positions, p_chosen, p_p, p_m, p_l, p_o, scale, window, start, R,
              n_part, group, n_tiles, chosen_row, Q: tl.constexpr, D: tl.constexpr, KD: tl.constexpr, DP: tl.constexpr,
              H: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-             PDL: tl.constexpr):
+             PDL: tl.constexpr, SEAT: tl.constexpr = 0, p_seats=None):
     "Some tiles of H heads of one KV head: m, l [tile, kv, n_part], o [tile, kv, n_part, D]. BLOCK: of `chosen`, or 0."
     begin(PDL)
     chunk, kv, split, n_kv = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(1)
@@ -89,6 +89,10 @@ def k_attend(p_q, p_k, p_k_steps, p_v, p_v_steps, p_positions, p_chosen, p_p, p_
     low = tl.min(tl.where(pos >= 0, pos, last), 0) - window + 1
     one, i_group = tl.full([], 1, tl.int64), tl.arange(0, GROUPS)
     p_q += (kv*KD + i_group[None, :])*Q + r[:, None]                              # (H, GROUPS)
+    if SEAT:                                                                      # H heads are of one text
+        text = (start + chunk*H)//(SEAT*group)
+        p_k, p_k_steps = table_of(p_k, p_k_steps, p_seats, text, KEYS, K)
+        p_v, p_v_steps = table_of(p_v, p_v_steps, p_seats, text, VALUES, V)
     KT: tl.constexpr = row_size(K, KD)*64                                         # elements of a tile
     VT: tl.constexpr = row_size(V, D)*64
     p_k += one*kv*n_tiles*KT + i_group[None, :, None]*64 + j[None, None, :]       # (1, GROUPS, 64)
@@ -230,10 +234,11 @@ def spread(n_kv: int, chunks: int, tiles: int, device) -> int: # programs that s
     cores = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
     return max(1, min(tiles, triton.cdiv(WAVES*cores, n_kv*chunks)))
 
-# %% ../nbs/10j_gpu_attention.ipynb #b38628be
-def attend_part(q, k, v, positions, window, scale, chosen, block, start, n, group, D): # as in `attention`
+# %% ../nbs/10j_gpu_attention.ipynb #61db09d0
+def attend_part(q, k, v, positions, window, scale, chosen, block, start, n, group, D, seats): # as in `attention`
     "Tiles of query heads start … start + n of every KV head: m, l and o."
-    (n_kv, tiles), KD, device, H = k.shape[:2], q.shape[1], q.device, min(heads_of(D, n//group), q.shape[2])
+    (n_kv, tiles), KD, device = k.shape[:2], q.shape[1], q.device
+    H = min(heads_of(D, seats.rows if seats else n//group), q.shape[2])
     chunks = triton.cdiv(n, H)
     splits = spread(n_kv, chunks, tiles, device)
     empty = lambda *shape: torch.empty(shape, dtype=torch.float32, device=device)
@@ -244,7 +249,7 @@ def attend_part(q, k, v, positions, window, scale, chosen, block, start, n, grou
     launch(k_attend, (chunks, n_kv, splits), q, k, as_halves(k), v, as_halves(v), positions,
            q if chosen is None else chosen, p, m, l, o, scale, window, start, start + n, n, group, tiles,
            0 if chosen is None else chosen.shape[1], warps=warps, Q=q.shape[2], D=D, KD=KD, DP=DP, H=H,
-           GROUPS=groups, BLOCK=block, K=kind_of(k, 2, KD), V=kind_of(v, 2, D))
+           GROUPS=groups, BLOCK=block, K=kind_of(k, 2, KD), V=kind_of(v, 2, D), **seated(seats))
     return m, l, o
 
 # %% ../nbs/10j_gpu_attention.ipynb #577cfe34
@@ -261,7 +266,7 @@ def combine_part(m, l, o, positions, window, sinks, gate, start, group, n_head, 
            window, start, group, n_head, n, tiles, *strides, to, -(-out.W//8)*8 if acts else 8, *parts, warps=2, D=D,
            B=B, F=128, N=CHAIN, WHOLE=window > tiles*64, SINKS=sinks is not None, GATE=gate is not None, ACTS=acts)
 
-# %% ../nbs/10j_gpu_attention.ipynb #b453910d
+# %% ../nbs/10j_gpu_attention.ipynb #e22281b5
 def attention(q, # float32 [n_kv_head, ⌈D⌉, ⌈W·group⌉], from `heads` or `pack_queries`
               k, v, # tables of one layer, see `kv_tables`; written up to the largest position
               positions, # int [W], on the device
@@ -274,6 +279,7 @@ def attention(q, # float32 [n_kv_head, ⌈D⌉, ⌈W·group⌉], from `heads` or
               block: int = 0, # positions of a block
               quantized: bool = False, # as integers for the next product; D must divide 256
               out = None, to: int = 0, # float32 [≥ W, n_head, D] or Acts, and the row of it that is the first
+              seats: Seats = None, # rows of several texts; tables are those that shifts count from
               ): # float32 [W, n_head, D], or Acts
     "Causal attention with grouped query heads, tiles of 64 absolute positions, combined in order."
     (n_kv, tiles), group, W = k.shape[:2], n_head//len(k), len(positions)
@@ -283,8 +289,9 @@ def attention(q, # float32 [n_kv_head, ⌈D⌉, ⌈W·group⌉], from `heads` or
     if out is None and quantized: out = empty_acts(W, n_head*D, q.device)
     elif out is None: out = torch.empty((W, n_head, D), dtype=torch.float32, device=q.device)
     rows, window = max(1, SCRATCH//(4*tiles*n_head*(D + 2))), window or 1 << 30
+    if seats: rows = max(1, rows//seats.rows)*seats.rows                          # whole texts
     for w in range(0, W, rows):
         start, n = w*group, min(rows, W - w)*group
-        parts = attend_part(q, k, v, positions, window, float(scale), chosen, block, start, n, group, D)
+        parts = attend_part(q, k, v, positions, window, float(scale), chosen, block, start, n, group, D, seats)
         combine_part(*parts, positions, window, sinks, gate, start, group, n_head, out, to)
     return out

@@ -8,7 +8,7 @@ __all__ = ['sum_of_exps', 'k_route', 'route', 'k_combine', 'combine', 'sigmoid_g
            'gdn_inputs', 'vector', 'four', 'dot_rows', 'step', 'load_state', 'store_state', 'gate_and_value', 'k_gdn',
            'check_gdn', 'gdn', 'replay', 'k_commit', 'commit']
 
-# %% ../nbs/10l_gpu_hybrid.ipynb #67f8f2c8
+# %% ../nbs/10l_gpu_hybrid.ipynb #e5722471
 import torch
 import triton
 import triton.language as tl
@@ -16,6 +16,7 @@ import triton.language as tl
 from .elementary import n_lanes
 from .gpu_acts import Acts, empty_acts, store_acts
 from .gpu_functions import as_rows, begin, exp, launch, pointwise, sigmoid, silu, softplus
+from .gpu_heads import STATES, TURN_AT, WINDOWS, Seats, seated, shift_of
 from .gpu_norms import fold, pieces, root_mean, square_sum
 from .gpu_tokens import key_value, rank_keys
 
@@ -218,20 +219,24 @@ def gates(p_alpha, p_b, p_a, p_bias, p_decay, p_beta, w, ab_row, ab_outer, per, 
     tl.store(p_decay + w*V + h, exp(a*softplus(alpha + bias)), mask=h < V)
     tl.store(p_beta + w*V + h, sigmoid(b), mask=h < V)
 
-# %% ../nbs/10l_gpu_hybrid.ipynb #b5b7c352
+# %% ../nbs/10l_gpu_hybrid.ipynb #4aea1061
 @triton.jit
 def k_gdn_inputs(p_window, p_rows, p_w, p_alpha, p_b, p_a, p_bias, p_q, p_k, p_v, p_decay, p_beta, q_scale, eps,
                  ab_row, ab_outer, per, K: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, D: tl.constexpr,
-                 TAPS: tl.constexpr, PDL: tl.constexpr):
+                 TAPS: tl.constexpr, PDL: tl.constexpr, SEAT: tl.constexpr = 0, p_seats=None):
     "One head of one row (queries, keys, values), or the gates of a row."
     begin(PDL)
     h, t, i = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.arange(0, 32)
     n: tl.constexpr = (2*K + V)*D
+    row = t
+    if SEAT:
+        p_window += shift_of(p_seats, t//SEAT, WINDOWS)
+        p_rows, row = p_rows + t//SEAT*(SEAT*n), t % SEAT
     if h == 2*K + V: gates(p_alpha, p_b, p_a, p_bias, p_decay, p_beta, t, ab_row, ab_outer, per, V, VP)
     else:
         ys = ()
         for c in tl.static_range(0, D, 32):
-            ys = ys + (convolved(p_window, p_rows, p_w, t, h*D + c + i, c + i < D, TAPS - 1, TAPS, 1, n),)
+            ys = ys + (convolved(p_window, p_rows, p_w, row, h*D + c + i, c + i < D, TAPS - 1, TAPS, 1, n),)
         p, r = p_v + (t*V + h - 2*K)*D, tl.full([1], 1.0, tl.float32)
         if h < 2*K: r = tl.div_rn(1.0, tl.sqrt_rn(square_sum(ys, D, 32) + eps))   # (1,)
         if h < K: p = p_q + (t*K + h)*D
@@ -240,7 +245,7 @@ def k_gdn_inputs(p_window, p_rows, p_w, p_alpha, p_b, p_a, p_bias, p_q, p_k, p_v
             y = ys[c//32]*r                                                       # a value times 1 is itself
             tl.store(p + c + i, tl.where(h < K, y*q_scale, y), mask=c + i < D)
 
-# %% ../nbs/10l_gpu_hybrid.ipynb #86b31910
+# %% ../nbs/10l_gpu_hybrid.ipynb #1c99e1e2
 def gdn_inputs(window, # float32 [TAPS − 1, C], C = (2K + V)·D: the rows before the round
                rows, # float32 [W, C]: the round's
                conv, # float32 [C, TAPS]
@@ -249,6 +254,7 @@ def gdn_inputs(window, # float32 [TAPS − 1, C], C = (2K + V)·D: the rows befo
                K: int, # key heads
                eps: float = 1e-6, # added to the sum of squares
                out: tuple = None, # where the results go; None: new tensors
+               seats: Seats = None, # rows of several texts; the window is that which shifts count from
                ): # q, k [W, K, D], v [W, V, D], decay, beta [W, V], float32
     "What the delta rule wants of W rows: convolution, SiLU, unit queries (over √D) and keys, and both gates."
     W, V = len(rows), len(a)
@@ -257,7 +263,7 @@ def gdn_inputs(window, # float32 [TAPS − 1, C], C = (2K + V)·D: the rows befo
     out = out or (empty(W, K, D), empty(W, K, D), empty(W, V, D), empty(W, V), empty(W, V))
     launch(k_gdn_inputs, (2*K + V + 1, W), window, rows, conv, alpha, b, a, dt_bias, *out, D**-0.5, eps,
            alpha.stride(0), alpha.stride(1), alpha.shape[2], warps=1, K=K, V=V,
-           VP=triton.next_power_of_2(V), D=D, TAPS=conv.shape[1])
+           VP=triton.next_power_of_2(V), D=D, TAPS=conv.shape[1], **seated(seats))
     return out
 
 # %% ../nbs/10l_gpu_hybrid.ipynb #6c1086d5
@@ -322,15 +328,23 @@ def gate_and_value(p_v, p_decay, p_beta, w, h, i, V: tl.constexpr, D: tl.constex
     at = w*V + h
     return tl.load(p_v + at*D + i, mask=i < D, other=0.0), tl.load(p_decay + at), tl.load(p_beta + at)
 
-# %% ../nbs/10l_gpu_hybrid.ipynb #ddf19038
+# %% ../nbs/10l_gpu_hybrid.ipynb #f949dfb8
 @triton.jit
 def k_gdn(p_S, p_new, p_q, p_k, p_v, p_decay, p_beta, p_o, p_turn, p_rows, W, s_copy, s_layer, all_rows,
           K: tl.constexpr, V: tl.constexpr, D: tl.constexpr, B: tl.constexpr, TILED: tl.constexpr,
-          TURNS: tl.constexpr, REPLAY: tl.constexpr, PDL: tl.constexpr):
+          TURNS: tl.constexpr, REPLAY: tl.constexpr, PDL: tl.constexpr, SEAT: tl.constexpr = 0, p_seats=None,
+          n_texts=1):
     "B value indices of one head of one layer over W rows. REPLAY: over p_rows[0] rows, without answers; none if all W."
     begin(PDL)
     i, h, layer = tl.program_id(0)*B + tl.arange(0, B), tl.program_id(1), tl.program_id(2).to(tl.int64)
     n = W
+    if SEAT:
+        text, layer = layer % n_texts, layer//n_texts
+        first, shift = text*SEAT, shift_of(p_seats, text, STATES)
+        p_S, p_new, p_rows = p_S + shift, p_new + shift, p_rows + text
+        p_turn += shift_of(p_seats, text, TURN_AT)
+        p_q, p_k, p_v, p_o = p_q + first*(K*D), p_k + first*(K*D), p_v + first*(V*D), p_o + first*(V*D)
+        p_decay, p_beta = p_decay + first*V, p_beta + first*V
     if REPLAY: n = tl.load(p_rows)
     if not REPLAY or n < W:
         o_S = layer*s_layer + h*D*D
@@ -357,7 +371,7 @@ def k_gdn(p_S, p_new, p_q, p_k, p_v, p_decay, p_beta, p_o, p_turn, p_rows, W, s_
                 tl.store(p_o + (w*V + h)*D + i, dot_rows(s0, s1, s2, s3, q0, q1, q2, q3, D), mask=i < D)
         store_state(p_new + o_S, i, s0, s1, s2, s3, D)
 
-# %% ../nbs/10l_gpu_hybrid.ipynb #349779de
+# %% ../nbs/10l_gpu_hybrid.ipynb #8c9185db
 def check_gdn(S, v): # state [..., V, D, D], values [..., D]
     "ValueError for what the kernel does not do."
     if S.shape[-1] > 128: raise ValueError(f"gdn: heads of {S.shape[-1]} values: at most 128")
@@ -371,37 +385,46 @@ def gdn(S, # float32 [V, D, D], or [2, V, D, D] with `turn`: the state before; n
         out = None, # float32 [V, D, D]: where the new state goes; None: a new tensor
         turn = None, # int32 [1]: the state is S[turn], the new one goes to S[1 − turn]
         o = None, # float32 [W, V, D]: where the answers go; None: a new tensor
+        seats: Seats = None, # rows of several texts; S and turn are those that shifts count from
         ): # (o float32 [W, V, D], the state after the last row, or S with `turn`)
     "The gated delta rule over W rows, one after another (arXiv 2412.06464)."
     (W, V, D), K = v.shape, k.shape[1]
     check_gdn(S, v)
     new = S if turn is not None else torch.empty_like(S) if out is None else out
     o, B = torch.empty_like(v) if o is None else o, 4
-    launch(k_gdn, (triton.cdiv(D, B), V, 1), S, new, q, k, v, decay, beta, o, q if turn is None else turn, q, W,
-           0 if turn is None else S.stride(0), 0, W, warps=1, K=K, V=V, D=D, B=B, TILED=tiled, TURNS=turn is not None,
-           REPLAY=False)
+    texts, few = (W//seats.rows, dict(n_texts=W//seats.rows)) if seats else (1, {})
+    launch(k_gdn, (triton.cdiv(D, B), V, texts), S, new, q, k, v, decay, beta, o, q if turn is None else turn, q,
+           W//texts, 0 if turn is None else S.stride(0), 0, W, warps=1, K=K, V=V, D=D, B=B, TILED=tiled,
+           TURNS=turn is not None, REPLAY=False, **few, **seated(seats))
     return o, new
 
-# %% ../nbs/10l_gpu_hybrid.ipynb #db401855
+# %% ../nbs/10l_gpu_hybrid.ipynb #91796d04
 def replay(S, # float32 [2, layers, V, D, D]: S[turn] is the state before the round
            k, v, decay, beta, # of W rows of the round, [layers, W, …]; views of a wider round will do
            turn, # int32 [1]
-           rows, # int32 [1]: how many rows were accepted, on the device
-           tiled: bool = True): # see `gdn`
+           rows, # int32 [1]: how many rows were accepted, on the device; of each text
+           tiled: bool = True, # see `gdn`
+           seats: Seats = None): # likewise
     "S[1 − turn] after the accepted rows of a round, for all layers at once; all W accepted: it is there already."
     layers, W, V, D = v.shape
     check_gdn(S, v)
-    launch(k_gdn, (triton.cdiv(D, 4), V, layers), S, S, k, k, v, decay, beta, k, turn, rows, W, layers*V*D*D, V*D*D,
-           v.stride(0)//(V*D), warps=1, K=k.shape[2], V=V, D=D, B=4, TILED=tiled, TURNS=True, REPLAY=True)
+    texts, few = (len(rows), dict(n_texts=len(rows))) if seats else (1, {})
+    launch(k_gdn, (triton.cdiv(D, 4), V, layers*texts), S, S, k, k, v, decay, beta, k, turn, rows, W//texts,
+           layers*V*D*D, V*D*D, v.stride(0)//(V*D), warps=1, K=k.shape[2], V=V, D=D, B=4, TILED=tiled, TURNS=True,
+           REPLAY=True, **few, **seated(seats))
 
-# %% ../nbs/10l_gpu_hybrid.ipynb #447d6abe
+# %% ../nbs/10l_gpu_hybrid.ipynb #7cf93967
 @triton.jit
 def k_commit(p_windows, p_kept, p_turn, p_rows, all_rows, C, DP: tl.constexpr, D: tl.constexpr, B: tl.constexpr,
-             PDL: tl.constexpr):
+             PDL: tl.constexpr, SEAT: tl.constexpr = 0, p_seats=None):
     "B channels of one layer's window: the last D of its rows and the accepted ones."
     begin(PDL)
     layer, i = tl.program_id(1).to(tl.int64), tl.arange(0, DP)[:, None]
     c = tl.program_id(0)*B + tl.arange(0, B)[None, :]
+    if SEAT:
+        text = tl.program_id(2).to(tl.int64)
+        p_windows, p_turn = p_windows + shift_of(p_seats, text, WINDOWS), p_turn + shift_of(p_seats, text, TURN_AT)
+        p_kept, p_rows = p_kept + text*SEAT*C, p_rows + text
     n, ok = tl.load(p_rows), (c < C) & (i < D)
     p_window, at = p_windows + layer*D*C, i + n                                   # row of window and kept rows together
     old = tl.load(p_window + at*C + c, mask=ok & (at < D), other=0.0)
@@ -414,8 +437,10 @@ def k_commit(p_windows, p_kept, p_turn, p_rows, all_rows, C, DP: tl.constexpr, D
 def commit(windows, # float32 [layers, D, C]: changed
            kept, # float32 [layers, W, C]: what the round put into the convolutions; a view will do
            turn, # int32 [1]: changed
-           rows): # int32 [1]: accepted rows, on the device
+           rows, # int32 [1]: accepted rows, on the device; of each text
+           seats: Seats = None): # rows of several texts; windows and turn are those that shifts count from
     "The accepted rows of the round are the text now: windows move on, the new states become the text's."
     layers, D, C = windows.shape
-    launch(k_commit, (triton.cdiv(C, 256), layers), windows, kept, turn, rows, kept.stride(0)//C, C, warps=2,
-           DP=triton.next_power_of_2(D), D=D, B=256)
+    grid = (triton.cdiv(C, 256), layers, *([len(rows)] if seats else ()))
+    launch(k_commit, grid, windows, kept, turn, rows, kept.stride(0)//C, C, warps=2, DP=triton.next_power_of_2(D), D=D,
+           B=256, **seated(seats))

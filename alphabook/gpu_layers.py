@@ -8,7 +8,7 @@ __all__ = ['GROUPS', 'Together', 'flat', 'stacked', 'load_mixture', 'Table', 'lo
            'chosen_blocks', 'decay_inputs', 'gdn_mixer', 'product_into', 'middle', 'dense', 'tasks_of', 'expert_rows',
            'routed', 'mixture', 'add_bias', 'residual', 'reads_floats', 'block', 'trunk', 'head', 'normed_head']
 
-# %% ../nbs/11d_gpu_layers.ipynb #9ee9efe6
+# %% ../nbs/11d_gpu_layers.ipynb #685e9e49
 import re
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ from .gpu_acts import Acts, empty_acts, gated_quantize, norm_quantize
 from .gpu_attention import attention
 from .gpu_experts import Tasks, group_rows
 from .gpu_functions import INTERPRET, add, gated, scale, softcap
-from .gpu_heads import heads, load_steps, rope_angles
+from .gpu_heads import Seats, heads, load_steps, rope_angles
 from .gpu_hybrid import combine, gated_norm, gated_norm_quantize, gdn, gdn_inputs, route
 from .gpu_kv import check_kinds
 from .gpu_matrices import FLOATS, embed, expert_matmul, load_experts, load_matrix, matmul
@@ -177,17 +177,19 @@ def empty_steps(cfg: ModelConfig, W: int, device) -> Steps:
     return Steps(empty(layers, W, (2*K + V)*D), *heads_, empty(layers, W, V), empty(layers, W, V),
                  empty(W, cfg.streams*cfg.n_embd))
 
-# %% ../nbs/11d_gpu_layers.ipynb #59779969
+# %% ../nbs/11d_gpu_layers.ipynb #5fb40fb1
 @dataclass(eq=False)
 class Part:
     "The rows of one text in a round."
     state: object                  # its tables: keys, values, S, windows, turn …
     rows: slice
     steps: Steps
+    seats: Seats = None            # or the rows of several, text after text; the state is that which shifts count from
 
 class Round:
     "One pass of W rows: buffers that are filled before it begins."
-    def __init__(self, model: GpuModel, texts: list): # (state, rows of it) each
+    def __init__(self, model: GpuModel, texts: list, # (state, rows of it) each
+                 seats: Seats = None): # the rows are of several texts, as many of each (chapter 11h)
         cfg, device, ends = model.cfg, model.device, np.cumsum([n for _, n in texts]).tolist()
         self.W = W = ends[-1]
         self.taps = []                                       # float32 [W, n_embd] each
@@ -198,13 +200,13 @@ class Round:
         self.picked = torch.full((W, k + 1), E, dtype=torch.int32, device=device)        # the shared expert is the last
         self.steps = empty_steps(cfg, W, device)
         cuts = [slice(end - n, end) for (_, n), end in zip(texts, ends)]
-        self.parts = [Part(state, cut, self.steps.of(cut)) for (state, _), cut in zip(texts, cuts)]
+        self.parts = [Part(state, cut, self.steps.of(cut), seats) for (state, _), cut in zip(texts, cuts)]
 
 def joined(parts: list): # float32 [n, …] each → [W, …]
     "Rows of all texts, one text after another."
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-# %% ../nbs/11d_gpu_layers.ipynb #87cf4c38
+# %% ../nbs/11d_gpu_layers.ipynb #a2a281fb
 def biases_of(layer, names): # tuple of float32 [n], or None
     "Biases of some projections."
     return tuple(getattr(layer, f"{name}_bias") for name in names)
@@ -232,10 +234,10 @@ def attention_mixer(model: GpuModel, layer, h, # h: Acts
         s, at, places = part.state, part.rows, r.positions[part.rows]
         keys, values, turns = s.keys[layer.slot], s.values[layer.slot], tuple(a[at] for a in angles[local])
         chosen = chosen_blocks(model, layer, y, part, places, turns) if cfg.index_dim else None
-        x = heads(q[at], k[at], v[at], turns, places, keys, values, norms, cfg.eps, cfg.rope_style, biases)
+        x = heads(q[at], k[at], v[at], turns, places, keys, values, norms, cfg.eps, cfg.rope_style, biases, part.seats)
         attention(x, keys, values, places, cfg.n_head, cfg.window if local else 0, cfg.attn_scale,
                   layer.attn_sinks if cfg.sinks else None, None if gate is None else gate[at], chosen, cfg.index_block,
-                  quantized, out, at.start)
+                  quantized, out, at.start, part.seats)
     return out if quantized else out.view(W, -1)
 
 def cfg_local(cfg, layer) -> int: # 0 or 1
@@ -259,7 +261,7 @@ def chosen_blocks(model: GpuModel, layer, y: dict, # products of `qkv`
     return choose_blocks(y["indexer_q_proj"][part.rows], s.block_keys[i], positions, layer.indexer_q_norm, cfg.eps,
                          angles, cfg.index_block, cfg.index_budget, cfg.rope_style)
 
-# %% ../nbs/11d_gpu_layers.ipynb #e1844243
+# %% ../nbs/11d_gpu_layers.ipynb #62cc4237
 def decay_inputs(cfg: ModelConfig, y: dict): # y: products of `inputs` → alpha, b: float32 [W, groups, V/groups], views
     "What decay and β are made from."
     if not cfg.fused_ba: return y["ssm_alpha"].unflatten(1, (1, -1)), y["ssm_beta"].unflatten(1, (1, -1))
@@ -277,8 +279,8 @@ def gdn_mixer(model: GpuModel, layer, h, # h: Acts
         s, t, at = part.state, part.steps, part.rows
         out = t.q[i], t.k[i], t.v[i], t.decay[i], t.beta[i]
         inputs = gdn_inputs(s.windows[i], t.rows[i], layer.ssm_conv1d, alpha[at], b[at], layer.ssm_a,
-                            layer.ssm_dt_bias, cfg.gdn_k, out=out)
-        gdn(s.S[:, i], *inputs, cfg.gdn_tiled, turn=s.turn, o=o[at])
+                            layer.ssm_dt_bias, cfg.gdn_k, out=out, seats=part.seats)
+        gdn(s.S[:, i], *inputs, cfg.gdn_tiled, turn=s.turn, o=o[at], seats=part.seats)
     z = y["attn_gate"].unflatten(1, (cfg.gdn_v, -1))
     if 256 % cfg.gdn_dim == 0 and layer.ssm_out.type not in FLOAT_TYPES:
         return gated_norm_quantize(o, layer.ssm_norm, cfg.eps, z, cfg.gdn_gate)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['COLOURS', 'WIDEST', 'AHEAD', 'StopStrings', 'Generation', 'Token', 'naming', 'count_round', 'weights_of', 'Reply',
-           'propose', 'hear', 'settle', 'ahead', 'leading', 'handed_out', 'turning', 'bringing', 'advance',
-           'advance_together']
+           'propose', 'hear', 'settle', 'ahead', 'leading', 'handed_out', 'turning', 'bringing', 'by_device', 'advance',
+           'heard_of', 'told', 'ahead_together', 'advance_together']
 
 # %% ../nbs/22a_replies.ipynb #6777558c
 import html
@@ -252,11 +252,16 @@ def bringing(engine, session, token: int, n: int, sampling: dict, g: Generation)
     policy.verified(len(drafts), len(ids) - 1, time.perf_counter() - start, spent)
     yield from handed_out(g, name, len(drafts), ids)
 
-# %% ../nbs/22a_replies.ipynb #c4dfd416
+# %% ../nbs/22a_replies.ipynb #d48e51aa
+def by_device(self: Reply) -> bool:
+    "Whether a device may choose this answer's tokens."
+    model = self.engine.model
+    return not (self.watch or self.steer) and hasattr(model, "continue_text") and model.can_continue(self.sampling)
+
 def advance(self: Reply): # yields Token
     "A round of its own; or some, on a device that chooses by itself."
     engine, session, model, g = self.engine, self.session, self.engine.model, self.g
-    if self.watch or self.steer or not hasattr(model, "continue_text") or not model.can_continue(self.sampling):
+    if not by_device(self):
         rows, start = self.propose(), time.perf_counter()
         with naming(engine.mf): logits = run_round(model, session.cache, rows)
         self.took = len(rows), time.perf_counter() - start
@@ -269,10 +274,10 @@ def advance(self: Reply): # yields Token
             yield token
             if self.over: break
 
-def advance_together(replies: list, # of Reply, all begun and not over
-                     took = None, # called with (rows of each, seconds) of a round that they really shared
-                     ) -> list: # of generators of Token, to be run
-    "One round for all of them. ValueError names no one: run them one by one to see whose fault it is."
+# %% ../nbs/22a_replies.ipynb #4456a6e4
+def heard_of(replies: list, took = None) -> list: # as `advance_together`
+    "One round for all of them, whose logits the host reads."
+    if not replies: return []
     rows, model = [r.propose(WIDEST//len(replies)) for r in replies], replies[0].engine.model
     order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
     start, before = time.perf_counter(), getattr(model, "joint", 0)
@@ -280,5 +285,34 @@ def advance_together(replies: list, # of Reply, all begun and not over
     if took and model.joint > before: took([len(r) for r in rows], time.perf_counter() - start)
     heard = dict(zip(order, logits))
     return [r.hear(heard[i]) for i, r in enumerate(replies)]
+
+def told(self: Reply, ids): # what the device has said, or an exception; yields Token
+    "The tokens of some rounds without drafts, as many as are taken."
+    self.session.tell(False)
+    self.g.by = ""
+    with naming(self.engine.mf):
+        if isinstance(ids, Exception): raise ids
+    for id in ids:
+        count_round(self.g, "none", 0, 0)
+        yield self.say(id)
+        if self.over: return
+
+def ahead_together(replies: list) -> list: # as `heard_of`
+    "Some rounds for all of them, if they can share any, on a device that chooses by itself."
+    caches = [r.session.cache for r in replies]
+    if len(caches) < 2 or not replies[0].engine.model.can_sit(caches): return [r.advance() for r in replies]
+    texts = [(cache, r.g.token_ids[-1], r.sampling) for cache, r in zip(caches, replies)]
+    n = min(AHEAD, *(r.n - len(r.g.token_ids) for r in replies))
+    return [told(r, ids) for r, ids in zip(replies, replies[0].engine.model.continue_together(texts, n))]
+
+def advance_together(replies: list, # of Reply, all begun and not over
+                     took = None, # called with (rows of each, seconds) of a round that they really shared
+                     ) -> list: # of generators of Token, to be run
+    "One round for all of them, or some. ValueError names no one: run them one by one to see whose fault it is."
+    free = [r for r in replies if by_device(r)]
+    rest = [r for r in replies if r not in free]
+    heard = dict(zip(rest, heard_of(rest, took)))            # first: nothing is committed if it fails
+    heard.update(zip(free, ahead_together(free)))
+    return [heard[r] for r in replies]
 
 Reply.advance = advance

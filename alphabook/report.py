@@ -16,7 +16,7 @@ from statistics import stdev
 
 from .fairness import speed_index
 
-# %% ../nbs/25h_report.ipynb #c77fba0c
+# %% ../nbs/25h_report.ipynb #2bea0d90
 NEEDED = dict(topic=str, device=str, date=str, rows=list)
 
 def check_result(result, name: str) -> dict: # the value of a file; its name → the result
@@ -25,6 +25,7 @@ def check_result(result, name: str) -> dict: # the value of a file; its name →
     for key, kind in NEEDED.items():
         if not isinstance(result.get(key), kind):
             raise ValueError(f"{name}: no result: {key} is missing or no {kind.__name__}")
+    if not result["rows"]: raise ValueError(f"{name}: no result: there are no rows")
     for i, r in enumerate(result["rows"]):
         if not isinstance(r, dict) or "value" not in r: raise ValueError(f"{name}: row {i} has no value")
     return result

@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['KEEP_FREE', 'RESIDENCIES', 'needed_bytes', 'card_bytes', 'model_under', 'on_card', 'card_arm']
 
-# %% ../nbs/20c_residency.ipynb #40eb063d
+# %% ../nbs/20c_residency.ipynb #68853ed4
 import numpy as np
 import torch
 
 from .arms import Arm, Subject, Text, read_in_rounds, register
 from .config import ModelConfig
 from .gpu_rounds import WIDTHS
-from .gpu_verdicts import GpuModel
+from .gpu_together import GpuModel
 from .kv import EXACT_KV
 from .resolved import ExpertStore, device_bytes, joins_shared, make_banks
 

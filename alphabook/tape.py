@@ -96,17 +96,19 @@ def set_threads(n: int = None, # threads of the CPU backend; None: all cores
     _threads[0] = min(n or _cores, _cores)
     return _threads[0]
 
-# %% ../nbs/09b_tape.ipynb #a262e122
+# %% ../nbs/09b_tape.ipynb #829a743c
 def address(array) -> int: # bytes
     "Where an array begins; ten times as fast as its `ctypes.data`."
     return array.__array_interface__["data"][0]
 
-def argument_words(value, # array, float32, integer or truth value
+def argument_words(value, # array, float, integer or truth value
                    ) -> list: # of int
     "An argument as numba passes it, in 64-bit words; an array's memory must outlive them."
     if isinstance(value, np.ndarray):
         return [0, 0, value.size, value.itemsize, address(value), *value.shape, *value.strides]
-    return [int(value.view(np.uint32)) if isinstance(value, np.float32) else int(value)]
+    if isinstance(value, np.float32): return [int(value.view(np.uint32))]
+    if isinstance(value, float): return [int(np.float64(value).view(np.int64))]
+    return [int(value)]
 
 _types = {}                                    # numba takes its time to find the type of an array
 

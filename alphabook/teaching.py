@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['delta_step', 'Writer', 'load_weights', 'write_texts', 'BlockConfig', 'block_shapes', 'first_block', 'block_conv',
            'block_mask', 'block_layer', 'turned', 'block_states', 'selector_bias', 'block_loss', 'block_guesses',
-           'Lesson', 'Pupil', 'right_lengths', 'block_keys', 'export_block', 'write_library', 'save_pupil',
-           'load_pupil', 'teach']
+           'Lesson', 'fresh_until', 'Pupil', 'right_lengths', 'block_keys', 'export_block', 'write_library',
+           'write_libraries', 'save_pupil', 'load_pupil', 'worth_learning', 'learn_for', 'begin_where', 'teach']
 
 # %% ../nbs/29f_teaching.ipynb #2503bcc2
 import json
@@ -272,7 +272,7 @@ def block_guesses(w: dict, c: BlockConfig, table: Tensor, states: Tensor, first:
         said.append(ids[..., i, :].gather(-1, (score[..., i, :] + follow).argmax(-1, keepdim=True))[..., 0])
     return torch.stack(said[1:], -1)
 
-# %% ../nbs/29f_teaching.ipynb #22ee77d4
+# %% ../nbs/29f_teaching.ipynb #336f8d3c
 @dataclass(frozen=True)
 class Lesson:
     "How to teach."
@@ -282,8 +282,23 @@ class Lesson:
     warmup: int = 100  # steps
     gamma: float = 4.0  # see `block_loss`
     seed: int = 1
+    fresh: bool = True  # learn from texts up to where they say themselves again
 
-# %% ../nbs/29f_teaching.ipynb #25b98c00
+# %% ../nbs/29f_teaching.ipynb #bbb5aa4f
+def fresh_until(ids: Tensor, n: int = 8, window: int = 32) -> Tensor:
+    "Where texts (B, T) begin to go round: the first place behind which half a window came before; T if there is none."
+    ids, (B, T) = ids.long(), ids.shape
+    factors = torch.tensor([pow(6364136223846793005, k + 1, 1 << 62) for k in range(n + 1)], device=ids.device)
+    keys = ids.unfold(1, n + 1, 1).mul(factors).sum(-1)  # (B, T − n), of n tokens and the one behind them; int64 wraps
+    order = keys.sort(dim=1, stable=True)
+    again = torch.zeros(B, T, dtype=torch.long, device=ids.device)
+    again.scatter_(1, order.indices[:, 1:] + n, (order.values[:, 1:] == order.values[:, :-1]).long())
+    rate = F.pad(again.cumsum(1), (1, window))
+    rate[:, T + 1:] = rate[:, T:T + 1]
+    going = rate[:, window:T + window] - rate[:, :T] >= window // 2  # (B, T): of tokens t … t + window − 1
+    return torch.where(going.any(1), going.long().argmax(1), T)
+
+# %% ../nbs/29f_teaching.ipynb #b87f90e6
 class Pupil:
     "A drafter, its optimizers, and one step after the other."
 
@@ -302,13 +317,14 @@ class Pupil:
         with torch.autocast(ids.device.type, torch.bfloat16, enabled=ids.is_cuda):
             return block_states(self.w, self.c, self.table, ids, kept.to(self.table.dtype), anchors, self.rope)
 
-    def step(self, ids: Tensor, kept: Tensor, first: Tensor, progress: float) -> Tensor:
-        "One step on some of the texts: ids (N, T), kept (N, T, …), first (N,): where anchors may begin → the loss."
+    def step(self, ids: Tensor, kept: Tensor, rows: Tensor, first: Tensor, last: Tensor, progress: float) -> Tensor:
+        """One step on some of the texts: ids (N, T), kept (N, T, …), rows (M,): those that count, first and last (M,):
+        where their blocks may begin and end → the loss."""
         n, k, device = self.lesson.texts, self.lesson.anchors, ids.device
-        some = torch.randint(0, len(ids), (n,), generator=self.rng, device=device)
+        drawn = torch.randint(0, len(rows), (n,), generator=self.rng, device=device)
         chance = torch.rand(n, k, generator=self.rng, device=device)
-        begin = first[some][:, None]
-        anchors = (begin + chance * (ids.shape[1] - self.c.block + 1 - begin)).long()
+        some, begin, end = rows[drawn], first[drawn][:, None], last[drawn][:, None]
+        anchors = (begin + chance * (end - self.c.block + 1 - begin)).long()
         text = ids[some].long()
         with torch.autocast(device.type, torch.bfloat16, enabled=ids.is_cuda):
             loss = block_loss(self.w, self.c, self.table, text, self.states(text, kept[some], anchors), anchors,
@@ -318,13 +334,13 @@ class Pupil:
         self.steps += 1
         return loss.detach()
 
-# %% ../nbs/29f_teaching.ipynb #62bb89d1
+# %% ../nbs/29f_teaching.ipynb #94cde99e
 @torch.no_grad()
-def right_lengths(pupil: Pupil, ids: Tensor, kept: Tensor, first: Tensor, every: int = 5) -> Tensor:
-    "How many leading guesses are the text's own tokens, at every fifth position of the texts, one row a text."
+def right_lengths(pupil: Pupil, ids: Tensor, kept: Tensor, first: Tensor, last: Tensor, every: int = 5) -> Tensor:
+    "How many leading guesses are the text's own tokens, at every fifth position from first to last, text after text."
     found = []
-    for text, residual, begin in zip(ids.long(), kept, first.tolist()):
-        anchors = torch.arange(begin, len(text) - pupil.c.block + 1, every, device=ids.device)[None]
+    for text, residual, begin, end in zip(ids.long(), kept, first.tolist(), last.tolist()):
+        anchors = torch.arange(begin, max(begin + 1, end - pupil.c.block + 1), every, device=ids.device)[None]
         states = pupil.states(text[None], residual[None], anchors)
         with torch.autocast(ids.device.type, torch.bfloat16, enabled=ids.is_cuda):
             said = block_guesses(pupil.w, pupil.c, pupil.table, states, text[anchors])
@@ -360,7 +376,7 @@ def export_block(path, w: dict[str, Tensor], c: BlockConfig, meta: dict):
             'general.quantization_version': 2, 'tokenizer.ggml.mask_token_id': c.mask_id}
     write_gguf(path, head | block_keys(c) | meta, tensors)
 
-# %% ../nbs/29f_teaching.ipynb #d45e7244
+# %% ../nbs/29f_teaching.ipynb #4371512a
 def write_library(w: dict, c: MiniConfig, corpus: np.ndarray, taps: tuple, seconds: float, batch: int, length: int,
                   rng: torch.Generator) -> tuple:
     "Texts, cut off when the time is over: ids (batch, T), residuals, where each begins to be the model's own (batch,)."
@@ -378,6 +394,13 @@ def write_library(w: dict, c: MiniConfig, corpus: np.ndarray, taps: tuple, secon
         ids, kept = write_texts(w, c, begun, first, taps, heat, rng, seconds)
     return ids, kept, first
 
+def write_libraries(count: int, w: dict, c: MiniConfig, corpus: np.ndarray, taps: tuple, seconds: float, *how) -> tuple:
+    "Several libraries, each with beginnings of its own, in equal shares of the time; all texts of one length."
+    parts = [write_library(w, c, corpus, taps, seconds / count, *how) for _ in range(count)]
+    T = min(ids.shape[1] for ids, _, _ in parts)
+    ids, kept, first = zip(*parts)
+    return torch.cat([x[:, :T] for x in ids]), torch.cat([x[:, :T] for x in kept]), torch.cat(first)
+
 # %% ../nbs/29f_teaching.ipynb #3583250c
 def save_pupil(path: Path, pupil: Pupil, scale: Tensor):
     "Weights, as float16 that the file may be small, and what residuals were multiplied by, (taps,)."
@@ -390,46 +413,68 @@ def load_pupil(path: Path) -> dict[str, Tensor]:
     w, scale = {name: x.float() for name, x in state['w'].items()}, state['scale'] / state['scale'].min()
     return w | {'fc.weight': (w['fc.weight'].unflatten(1, (len(scale), -1)) * scale[:, None]).flatten(1)}
 
-# %% ../nbs/29f_teaching.ipynb #19777fab
+# %% ../nbs/29f_teaching.ipynb #511d14f8
+def worth_learning(ids: Tensor, first: Tensor, block: int, fresh: bool) -> tuple[Tensor, Tensor, Tensor]:
+    "Which texts have room for blocks of the model's own, and from where to where: rows, first, last (rows,)."
+    last = fresh_until(ids) if fresh else torch.full_like(first, ids.shape[1])
+    rows = (last - first >= 2 * block).nonzero()[:, 0]
+    return rows, first[rows], last[rows]
+
+def learn_for(pupil: Pupil, train: tuple, seconds: float, say) -> list:  # function (line)
+    "Steps until the time is over: the curve, (step, seconds, loss) now and then."
+    begin, curve, shown = time.time(), [], 0.0
+    while (progress := (time.time() - begin) / seconds) < 1:
+        loss = pupil.step(*train, progress)
+        if pupil.steps % 50 == 1:
+            curve.append((pupil.steps, time.time() - begin, float(loss)))
+            if progress > shown:
+                say(f'step {curve[-1][0]}, {curve[-1][1]:.0f} s, loss {curve[-1][2]:.3f}')
+                shown = progress + 0.1
+    return curve
+
+def begin_where(pupil: Pupil, path: Path, scale: Tensor):  # from `save_pupil`; of each tap
+    "Weights of an earlier run."
+    for part, x in load_pupil(path).items():
+        x = (x.unflatten(1, (len(scale), -1)) / scale.cpu()[:, None]).flatten(1) if part == 'fc.weight' else x
+        pupil.w[part].data.copy_(x)
+
+# %% ../nbs/29f_teaching.ipynb #50c8f251
 def teach(model: Path, corpus: np.ndarray, out: Path, variants: dict, lesson: Lesson, write: float, learn: float,
           device: str = 'cuda', batch: int = 2048, length: int = 512, c: MiniConfig = MiniConfig(), say=print,
-          begin_with: Path | None = None) -> dict:  # what `save_pupil` left of a drafter of the same sizes
+          begin_with: Path | None = None, libraries: int = 1) -> dict:
     """Write texts for at most `write` seconds, teach each of the `variants` {name: BlockConfig} for `learn` seconds.
     Their weights and `lesson.json` go to `out`."""
     start, rng = time.time(), torch.Generator(device).manual_seed(lesson.seed)
     with ModelFile(model) as mf:
         w = load_weights(mf, device)
-    taps = next(iter(variants.values())).taps
-    ids, kept, first = write_library(w, c, corpus, taps, write, batch, length, rng)
-    first = first.clamp(max=ids.shape[1] - max(config.block for config in variants.values()))
-    held = min(128, len(ids) // 8)
-    own = int((ids.shape[1] - first).sum())
-    result = {'texts': len(ids), 'tokens': ids.numel(), 'own': own, 'seconds_writing': time.time() - start, 'runs': {},
-              'lesson': asdict(lesson), 'device': torch.cuda.get_device_name() if device == 'cuda' else 'cpu'}
-    say(f"{len(ids)} texts, {own} tokens of the model's own, {result['seconds_writing']:.0f} s")
-    np.savez(out / 'texts.npz', ids=ids[-held:].cpu().numpy(), first=first[-held:].cpu().numpy())
+    some = next(iter(variants.values()))
+    ids, kept, first = write_libraries(libraries, w, c, corpus, some.taps, write, batch, length, rng)
+    first, held = first.clamp(max=ids.shape[1] - some.block), min(128, len(ids) // 8)
     scale = kept[:256].float().square().mean((0, 1, 3)).rsqrt()  # of each tap
     kept.mul_(scale[:, None])
     train, test = (tuple(t[part] for t in (ids, kept, first)) for part in (slice(-held), slice(-held, None)))
+    rows, begin, end = worth_learning(train[0], train[2], some.block, lesson.fresh)
+    own = int((ids.shape[1] - first).sum())
+    result = {'texts': len(ids), 'tokens': ids.numel(), 'own': own, 'seconds_writing': time.time() - start, 'runs': {},
+              'texts_learnt': len(rows), 'learnt': int((end - begin).sum()), 'lesson': asdict(lesson),
+              'device': torch.cuda.get_device_name() if device == 'cuda' else 'cpu'}
+    say(f"{len(ids)} texts, {own} tokens of the model's own, {result['learnt']} to learn from, in {len(rows)} texts; "
+        f"{result['seconds_writing']:.0f} s")
+    np.savez(out / 'texts.npz', ids=test[0].cpu().numpy(), first=test[2].cpu().numpy())
+    whole, fresh = torch.full_like(test[2], ids.shape[1]), worth_learning(test[0], test[2], some.block, True)
     for name, config in variants.items():
-        pupil, begin, curve, shown = Pupil(config, lesson, w['token_embd.weight']), time.time(), [], 0.0
+        pupil, began = Pupil(config, lesson, w['token_embd.weight']), time.time()
         pupil.w['output_norm.weight'].data.copy_(w['output_norm.weight'])  # the head is used to it
         if begin_with:
-            for part, x in load_pupil(begin_with).items():
-                x = (x.unflatten(1, (len(scale), -1)) / scale.cpu()[:, None]).flatten(1) if part == 'fc.weight' else x
-                pupil.w[part].data.copy_(x)
-        while (progress := (time.time() - begin) / learn) < 1:
-            loss = pupil.step(*train, progress)
-            if pupil.steps % 50 == 1:
-                curve.append((pupil.steps, time.time() - begin, float(loss)))
-                if progress > shown:
-                    say(f'{name}: step {curve[-1][0]}, {curve[-1][1]:.0f} s, loss {curve[-1][2]:.3f}')
-                    shown = progress + 0.1
-        lengths = right_lengths(pupil, *test)
-        counts = torch.bincount(lengths, minlength=config.block).tolist()
-        result['runs'][name] = {'steps': pupil.steps, 'seconds': time.time() - begin, 'curve': curve, 'lengths': counts,
+            begin_where(pupil, begin_with, scale)
+        curve = learn_for(pupil, (ids, kept, rows, begin, end), learn, lambda line: say(f'{name}: {line}'))
+        lengths = {'lengths': right_lengths(pupil, *test, whole)}
+        lengths['fresh'] = right_lengths(pupil, test[0][fresh[0]], test[1][fresh[0]], *fresh[1:])
+        counts = {k: torch.bincount(v, minlength=config.block).tolist() for k, v in lengths.items()}
+        result['runs'][name] = {'steps': pupil.steps, 'seconds': time.time() - began, 'curve': curve, **counts,
                                 'config': asdict(config)}
-        say(f'{name}: {pupil.steps} steps, leading guesses right {float(lengths.float().mean()):.3f}')
+        say(f'{name}: {pupil.steps} steps, leading guesses right {float(lengths["lengths"].float().mean()):.3f}, '
+            f'where texts are fresh {float(lengths["fresh"].float().mean()):.3f}')
         save_pupil(out / f'{name}.pt', pupil, scale)
         (out / 'lesson.json').write_text(json.dumps(result))
     return result

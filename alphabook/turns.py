@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CLOSING', 'OTHER', 'TRIM', 'Refused', 'Left', 'Job', 'per_second', 'timings', 'shared', 'best_session', 'Sharing',
-           'Scheduler', 'work', 'trim', 'admit', 'warm_up', 'begin', 'read_on', 'turn', 'shared_round', 'step', 'end',
-           'close']
+           'Scheduler', 'work', 'trim', 'admit', 'warm_up', 'warm_together', 'begin', 'read_on', 'turn', 'shared_round',
+           'step', 'end', 'close']
 
 # %% ../nbs/24a_turns.ipynb #ea9d1c63
 import ctypes
@@ -122,7 +122,7 @@ class Sharing:
         share, old = seconds/sum(self.prices.seconds[r] for r in rows), self.cost[len(rows)]
         self.cost[len(rows)] = old + 0.1*(min(share, 1.5*old) - old)
 
-# %% ../nbs/24a_turns.ipynb #be020222
+# %% ../nbs/24a_turns.ipynb #e82e3077
 class Scheduler:
     "The thread that runs a model, its queue, and the sessions that it keeps."
     def __init__(self, load, # function → Engine, called in the worker's thread
@@ -136,7 +136,7 @@ class Scheduler:
         self.lock, self.waiting, self.active = threading.Condition(), deque(), []
         self.sessions, self.totals, self.by_drafter = [], Counter(), {}
         self.engine, self.error, self.ended = None, None, 0     # ended: jobs since memory was given back
-        self.sharing = None                                     # Sharing, where rounds can be shared
+        self.sharing, self.shares = None, False                 # Sharing, if the clock decides; may rounds be shared?
         self.beat = time.perf_counter()                         # when the worker last came on
         self.state = "loading"                                  # then ready, closing, closed; or failed
         self.thread = threading.Thread(target=self.work, name="model", daemon=True)
@@ -219,15 +219,25 @@ def admit(self: Scheduler) -> bool: # whether to go on
 
 Scheduler.work, Scheduler.admit = work, admit
 
-# %% ../nbs/24a_turns.ipynb #b8ad5eb4
+# %% ../nbs/24a_turns.ipynb #bd5fe778
 def warm_up(self: Scheduler):
     "Compile, record and time what a first client would otherwise wait for."
-    session = self.engine.session(self.n_ctx)
+    session, self.shares = self.engine.session(self.n_ctx), self.slots > 1
     for _ in run(self.engine, Generation(), [i % 7 for i in range(min(70, self.n_ctx//2))], 4, session=session): pass
     session.reuse([])
     self.sessions.append(session)
-    if not session.hosted or self.slots == 1: return
+    if not self.shares: return
+    if not session.hosted: return self.warm_together()
     self.sharing = Sharing(self.engine.prices or measure_rounds(self.engine.model, session.cache, (1, 2, 4), 0.1))
+
+def warm_together(self: Scheduler):
+    "The memory of all answers at a time, on a GPU, and a shared round of each number of them."
+    self.sessions += [self.engine.session(self.n_ctx) for _ in range(self.slots - 1)]
+    for k in range(2, self.slots + 1):
+        replies = [Reply(self.engine, s, Generation(), [1], min(4, self.n_ctx - 1)) for s in self.sessions[:k]]
+        for r in replies: list(r.begin())
+        for said in advance_together([r for r in replies if not r.over]): list(said)
+        for s in self.sessions: s.reuse([])
 
 def begin(self: Scheduler, job: Job): # yields Token
     "A session for a job; read its prompt, and say the first token."
@@ -239,9 +249,9 @@ def begin(self: Scheduler, job: Job): # yields Token
     job.reply = Reply(self.engine, job.session, job.g, ids, n, job.stop, job.watch, job.steer, sampling)
     return job.reply.begin(lambda done, total: self.read_on(job, done, total))
 
-Scheduler.warm_up, Scheduler.begin = warm_up, begin
+Scheduler.warm_up, Scheduler.warm_together, Scheduler.begin = warm_up, warm_together, begin
 
-# %% ../nbs/24a_turns.ipynb #aad059e8
+# %% ../nbs/24a_turns.ipynb #f215cba1
 def read_on(self: Scheduler, job: Job, # whose prompt is being read
             done: int, total: int): # tokens of it that were read, tokens to read
     "Between two pieces of a prompt: every answer that is under way gets its turn."
@@ -256,13 +266,14 @@ def turn(self: Scheduler, prompts: bool = True): # whether prompts are read, too
     for job in jobs:
         if job.left or prompts and job.phase == "prompt": self.step(job)
     answering = [job for job in answering if job.phase == "answer"]
-    rounds = self.shared_round(answering) if len(answering) > 1 and self.sharing else {}
+    rounds = self.shared_round(answering) if len(answering) > 1 and self.shares else {}
     for job in answering: self.step(job, rounds.get(job))
 
 def shared_round(self: Scheduler, jobs: list) -> dict: # job → generator of Token; empty: each has to run its own
     "A round of rows of all, if that pays. If it fails, whoever spoilt it will fail alone."
-    if not self.sharing.pays(len(jobs)): return {}
-    try: return dict(zip(jobs, advance_together([job.reply for job in jobs], self.sharing.together)))
+    if self.sharing and not self.sharing.pays(len(jobs)): return {}
+    took = self.sharing and self.sharing.together
+    try: return dict(zip(jobs, advance_together([job.reply for job in jobs], took)))
     except Exception: return {}
 
 Scheduler.read_on, Scheduler.turn, Scheduler.shared_round = read_on, turn, shared_round

@@ -144,6 +144,7 @@ def build(out: Path = ROOT / "_docs", nbs: Path = ROOT / "nbs") -> Path:
     write(page, "All names", names_page(book))
     for file, title in ALSO.items():
         page = new(f"{Path(file).stem.lower()}.html")
+        if file == "knobs.md": page.names = {}   # `auto` is a value there, not a function
         write(page, title, page.prose(beside(file)))
     for path, d in pages.results():
         page = new(f"result-{path.parent.name}-{path.stem}.html")

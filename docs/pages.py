@@ -102,14 +102,14 @@ def commands() -> dict[str, argparse.ArgumentParser]:
     [sub] = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
     return dict(sub.choices)
 
-def flags() -> dict[str, tuple]:
-    "Every flag: {name: (action, commands that have it)}."
+def flags() -> dict[tuple, tuple]:
+    "Every flag: {(name, what its help says): (action, commands that have it)}."
     found = {}
     for command, parser in commands().items():
         for a in parser._actions:
             if isinstance(a, argparse._HelpAction): continue
             name = a.option_strings[-1] if a.option_strings else a.dest.upper()
-            found.setdefault(name, (a, []))[1].append(command)
+            found.setdefault((name, a.help), (a, []))[1].append(command)
     return found
 
 def variables() -> set[str]:
@@ -123,10 +123,11 @@ def knobs_page() -> str:
            "column says what happens instead. Gains are measured figures with a place to look them up, or there is none.", ""]
     for title, chosen in (("How a model runs", lambda n, cs: len(cs) > 3), ("One command's own", lambda n, cs: len(cs) <= 3)):
         out += [f"## {title}", "", "| flag | does | default | why, and the gain | otherwise |", "|---|---|---|---|---|"]
-        for name, (a, owners) in flags().items():
+        for (name, _), (a, owners) in flags().items():
             if not chosen(name, owners) or not name.startswith("-"): continue
             k, default = FLAGS.get(name, {}), a.default
-            shown = "" if default in (None, False, []) or str(default).startswith("/") else f"`{default}`"
+            nothing = default is None or default is False or default == [] or str(default).startswith("/")
+            shown = "" if nothing else f"`{default}`"
             of = f" ({len(owners)} commands)" if len(owners) > 3 else f" ({', '.join(owners)})"
             why = "; ".join(filter(None, (k.get("why", ""), k.get("gain", ""))))
             help = (a.help or "").replace("%%", "%").replace("|", "\\|")

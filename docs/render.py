@@ -6,6 +6,7 @@ from pathlib import Path
 import latex2mathml.converter
 from fastcore.docments import docments
 from markdown_it import MarkdownIt
+from markdown_it.rules_core import replacements
 from mdit_py_plugins.dollarmath import dollarmath_plugin
 from mdit_py_plugins.footnote import footnote_plugin
 from pygments import highlight
@@ -18,6 +19,7 @@ from book import Chapter, exported_names
 MATHML = "http://www.w3.org/1998/Math/MathML"
 OVER = {"msub": "munder", "msup": "mover", "msubsup": "munderover"}
 ET.register_namespace("", MATHML)
+replacements.SCOPED_ABBR_RE = re.compile("(?!)")   # dashes and dots are set; but (R) is a set of prompts here, no ®
 slug = lambda text: re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", text.lower())).strip("-") or "section"
 plain = lambda markup: re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", markup))).strip()
 

@@ -17,11 +17,11 @@ from triton.compiler import ASTSource
 import alphabook.gpu_functions as functions
 from alphabook import (doorbell, resolved, gpu_block, gpu_copying, gpu_acts as acts, gpu_attention as attention, gpu_experts as experts, gpu_heads as heads, gpu_hybrid as hybrid,
                        gpu_matrices as matrices, gpu_mtp as mtp, gpu_norms as norms, gpu_products as products,
-                       gpu_rounds as rounds, gpu_sampling as sampling, gpu_streams as streams, gpu_tokens as tokens, gpu_verdicts as verdicts)
+                       gpu_rounds as rounds, gpu_sampling as sampling, gpu_streams as streams, gpu_together as together, gpu_tokens as tokens, gpu_verdicts as verdicts)
 from alphabook.elementary import rope_steps
 from alphabook.gpu_weights import packing
 
-MODULES = functions, norms, acts, products, experts, matrices, heads, attention, tokens, hybrid, streams, sampling, rounds, verdicts, mtp, doorbell, resolved, gpu_block, gpu_copying
+MODULES = functions, norms, acts, products, experts, matrices, heads, attention, tokens, hybrid, streams, sampling, rounds, verdicts, together, mtp, doorbell, resolved, gpu_block, gpu_copying
 TYPES = {torch.float32: '*fp32', torch.float16: '*fp16', torch.int64: '*i64', torch.int32: '*i32', torch.int16: '*i16', torch.int8: '*i8', torch.uint8: '*u8'}
 
 
@@ -36,7 +36,9 @@ def recorded(calls) -> list:
 def source(kernel, args, constants):
     "Kernel and types as Triton's launcher would specialize them."
     names, signature, constexprs, attrs = kernel.arg_names, {}, dict(constants), {}
-    for i, (name, a) in enumerate(zip(names, args)):
+    given = dict(zip(names, args)) | {n: constexprs.pop(n) for n in constants if n in names and not kernel.params[names.index(n)].is_constexpr}
+    for name, a in given.items():
+        i = names.index(name)
         plain = kernel.params[i].do_not_specialize
         if isinstance(a, torch.Tensor): signature[name], attrs[(i,)] = TYPES[a.dtype], [['tt.divisibility', 16]]
         elif isinstance(a, float): signature[name] = 'fp32'
@@ -149,6 +151,7 @@ def calls():
     functions.launch(rounds.k_advance, (1,), ints(1), i32, ints(1), ints(1), ints(9), i32, warps=1)
     draft_calls(rand, ints, i32); block_calls(rand, ints)
     store_calls(rand, ints, i32)
+    seat_calls(rand, ints)
 
 
 def store_calls(rand, ints, i32):
@@ -198,6 +201,27 @@ def block_calls(rand, ints):
         gpu_block.convolve(rand(W, n), rand(W, 2*2*n//64), rand(2, 2, n), 1)
         gpu_block.take_favourites(b, rand(W - 1, 248320))
         for R, k in ((256, 16), (64, 8)): gpu_block.walk(b, ints(W - 1, k), rand(W - 1, k), rand(W - 1, R), rand(1 + (W - 2)*k, R), rand((W - 1)*k, R))
+
+
+def seat_calls(rand, ints):
+    "Rows of several texts: one and two of each of four."
+    from types import SimpleNamespace as Some
+    for each in (1, 2):
+        W, seats, turn, accepted = 4*each, heads.Seats(ints(4, 8), each), torch.zeros(1, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+        for H, KV, D, rope in ((32, 8, 128, 128), (16, 2, 256, 64)):
+            keys, values = (t[0] for t in heads.kv_tables(1, 256, KV, D, 'cpu'))
+            angles = heads.rope_angles(ints(W), heads.load_steps(rope_steps(1e6, rope), 'cpu'))
+            q = heads.heads(rand(W, H, D), rand(W, KV, D), rand(W, KV, D), angles, ints(W), keys, values, (rand(D), rand(D)), 1e-6, seats=seats)
+            attention.attention(q, keys, values, ints(W), H, 0, 0.1, quantized=True, seats=seats)
+        K, V, D = 16, 32, 128
+        C = (2*K + V)*D
+        args = hybrid.gdn_inputs(rand(3, C), rand(W, C), rand(C, 4), rand(W, 1, V), rand(W, 1, V), rand(V), rand(V), K, seats=seats)
+        hybrid.gdn(rand(2, V, D, D), *args, turn=turn, seats=seats)
+        hybrid.replay(rand(2, 3, V, D, D), rand(3, W, K, D), rand(3, W, V, D), rand(3, W, V), rand(3, W, V), turn, accepted, seats=seats)
+        hybrid.commit(rand(3, 3, C), rand(3, W, C), turn, accepted, seats)
+        n = 2048
+        rounds.keep_hidden(Some(model=Some(whole=Some(output_norm=rand(n)), cfg=Some(eps=1e-6)), hidden=rand(9, n).half()), rand(W, n), ints(W), seats=seats)
+    functions.launch(together.k_step_on, (4,), ints(4), accepted, ints(4), ints(4), ints(4, together.ROOM + 1), ROOM=together.ROOM, warps=1)
 
 
 def stream_calls(rand, ints):

@@ -72,7 +72,8 @@ def test_rounds_of_the_host(engines, monkeypatch):
     assert (g.token_ids, g.logits_sha256, g.rounds, g.by_drafter) == (
         want.token_ids, want.logits_sha256, want.rounds, want.by_drafter) and g.drafted > 0
     assert same_tables(mine, its, len(PROMPT) + 3)
-    drafter = mine.policy.drafter
+    drafter, text = mine.policy.drafter, [*PROMPT, *g.token_ids]
+    assert drafter.draft(text, 2)[0] == its.policy.drafter.draft(text, 2)[0]
     drafter.committed([0]*200)                               # a text that was loaded, not read: no guesses behind it
     assert drafter.draft([0]*201) == ([], [])
     drafter.rollback(3)

@@ -78,6 +78,18 @@ def test_strides_booleans_and_threads_of_the_machine():
         assert (out == x[:, 2 if flag else 1]).all()
 
 
+@pytest.mark.parametrize('factor', [0.5, np.float32(0.5), np.float64(0.5), 2])
+def test_numbers_of_all_kinds_arrive(factor):
+    "A Python float was cut to an integer on a tape, and was itself without one."
+    x, out, want = np.arange(5, dtype=np.float32), np.zeros(1, np.float32), np.float32(10*factor)
+    share(sum_into, 1, 1, x, factor, out)
+    assert out[0] == want
+    out[0] = 0
+    with recording() as tape: share(sum_into, 1, 1, x, factor, out)
+    tape.play()
+    assert out[0] == want
+
+
 def test_workers_that_never_come():
     "All of the pool's threads are busy with something else: the round is done by the one that asked for it."
     release = threading.Event()

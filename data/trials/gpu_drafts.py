@@ -151,19 +151,19 @@ def impose(plan):
 
 def with_block(like, layers=None):
     "`gpu_models.synthetic` with a block that drafts: model, bytes a token, block."
-    import alphabook.gpu_layers as gl, alphabook.gpu_mtp as gm, alphabook.synth as sy
+    import alphabook.gpu_layers as gl, alphabook.gpu_mtp as gm, alphabook.mtp as mtp, alphabook.synth as sy
     import gpu_models
-    choose, shapes, config, Real, tensors = sy.choose_shape, sy.all_shapes, sy.config_of, gl.GpuModel, gm.model_tensors
+    choose, shapes, config, Real, tensors = sy.choose_shape, sy.all_shapes, sy.config_of, gl.GpuModel, mtp.model_tensors
     found = []
     def build(mf, cfg):
         model = Real(mf, cfg)
-        gm.model_tensors = gl.model_tensors
+        mtp.model_tensors = gl.model_tensors
         found.append(gm.gpu_block(model, mf))
         return model
     sy.choose_shape = lambda like, layers, mtp, changes: choose(like, layers, 1, changes)
     sy.all_shapes, sy.config_of, gl.GpuModel = (lambda s, mtp=1: shapes(s, 1)), (lambda s, mtp=1: config(s, 1)), build
     try: model, read = gpu_models.synthetic(like, layers, device=DEVICE())
-    finally: sy.choose_shape, sy.all_shapes, sy.config_of, gl.GpuModel, gm.model_tensors = choose, shapes, config, Real, tensors
+    finally: sy.choose_shape, sy.all_shapes, sy.config_of, gl.GpuModel, mtp.model_tensors = choose, shapes, config, Real, tensors
     return model, read, found[0]
 
 def forced(out, parts=("plain", "mtp", "wide"), layers=None, quick=False, like="qwen3.6-35b-a3b", at=512, wide_=24):

@@ -31,7 +31,7 @@ args = p.parse_args()
 threads, rows, like = set_threads(None), [], "qwen3-30b-a3b"
 
 def row(arm, value, unit, values=(), **more):
-    rows.append(dict(arm=arm, value=value, unit=unit, spread=(max(values) - min(values))/statistics.median(values) if values else 0.0, n=len(values) or 1, **more))
+    rows.append(dict(arm=arm, value=value, unit=unit, spread=(max(values) - min(values))/statistics.median(values) if values and min(values) > 0 else 0.0, n=len(values) or 1, **more))
     print(arm, f"{value:.4g}", unit, more, flush=True)
 
 def measure(path):
