@@ -168,13 +168,14 @@ def synth_draft(out, # the file to write
     write_gguf(out, draft_keys(cfg), [(name, shape, *values(name, shape)) for name, shape in draft_shapes(cfg).items()])
     return out
 
-# %% ../nbs/18_blockdraft.ipynb #fb8bcb36
+# %% ../nbs/18_blockdraft.ipynb #141a9105
 def load_draft(model: Model, # the trunk, whose rounds leave the taps from now on
                side: ModelFile, # the drafter's file; must stay open
                ) -> Model: # the drafter's layers; `draft` is its DraftConfig
     "A block drafter for a model. GGUFError if the file isn't one for it."
     cfg, own = load_draft_config(side, model.cfg), copy.copy(model)
     own.cfg, own.draft, own.experts, own.taps, own.kv = cfg.layers, cfg, None, (), EXACT_KV
+    own.tapes, own.cut = {}, ()                              # see chapter 14
     own.layers = [SimpleNamespace(index=i, slot=i) for i in range(cfg.layers.n_layer)]
     own.whole = copy.copy(model.whole)
     for name in draft_shapes(cfg):

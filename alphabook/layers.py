@@ -6,7 +6,7 @@
 __all__ = ['ROWS_ONLY', 'short_name', 'load_tensor', 'Model', 'Round', 'open_round', 'open_together', 'each_text',
            'project_heads', 'attention_mixer', 'gate_inputs', 'gdn_mixer', 'mixer', 'dense', 'mixture', 'ffn', 'block']
 
-# %% ../nbs/11a_layers.ipynb #05c7861d
+# %% ../nbs/11a_layers.ipynb #2e23dd5f
 import math
 import re
 from collections import Counter
@@ -21,6 +21,7 @@ from .elementary import rope_steps
 from .kv import EXACT_KV, row_shape
 from .modelfile import ModelFile
 from .state import Cache
+from .tape import Scratch
 
 # %% ../nbs/11a_layers.ipynb #1b63f14f
 def short_name(tensor: str, # such as "blk.3.attn_q.weight"
@@ -44,7 +45,7 @@ def load_tensor(ops, # backend
     if len(tensor.shape) == 3: return ops.load_experts(data, type)
     return ops.load_matrix(data, type, attr in ROWS_ONLY and not (tied and attr == "token_embd"))
 
-# %% ../nbs/11a_layers.ipynb #f88cd042
+# %% ../nbs/11a_layers.ipynb #24fb66bb
 class Model:
     "A model ready to run: its configuration, a backend, and the weights in that backend's form."
     def __init__(self, mf: ModelFile, # the open file; must stay open
@@ -58,7 +59,7 @@ class Model:
         self.experts = experts
         self.cfg, self.ops, kinds = cfg, backend, [cfg.mixer(i) for i in range(cfg.n_layer)]
         self.kv, self.record = kv, True                      # rounds may be recorded, if the backend can
-        self.tapes, self.came = {}, Counter()                # recordings; rounds that came, and how often
+        self.tapes, self.came, self.scratch = {}, Counter(), Scratch()         # recordings; rounds that came, how often
         self.joint = 0                                       # rounds that texts have shared
         self.taps = ()                                       # layers whose input rounds leave for others (chapter 18)
         self.layers = [SimpleNamespace(index=i, slot=kinds[:i].count(kind)) for i, kind in enumerate(kinds)]

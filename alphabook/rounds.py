@@ -98,7 +98,7 @@ def bases_of(cache: Cache): # int64 [arrays]
     if at not in cache.bases: cache.bases[at] = np.array([address(a) for a in arrays_of(cache)])
     return cache.bases[at]
 
-# %% ../nbs/11c_rounds.ipynb #50601155
+# %% ../nbs/11c_rounds.ipynb #42f9cc63
 class Recorded:
     "A round of so many rows of each of some texts, to be played again and again, for any texts."
     def __init__(self, model: Model, texts: list, # of (cache, ids): with as many positions, and as many rows
@@ -109,6 +109,7 @@ class Recorded:
             self.positions = r.positions
             self.hidden, self.logits = read_out(model, trunk(model, self.x, r), want)
         self.left, self.taps, self.users = [(cache.rows, cache.steps) for cache, _ in texts], r.taps, []   # arrays
+        self.logits, = model.scratch.lend(self.tape, self.logits)
         self.aim = Aim(self.tape, [a for cache, _ in texts for a in arrays_of(cache)])
 
     def run(self, model: Model, texts: list): # as recorded → float32 [want, n_vocab]

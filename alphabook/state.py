@@ -165,7 +165,7 @@ class RecurrentState:
     @property
     def nbytes(self) -> int: return self.memory.nbytes + sum(w.nbytes for w in self.windows)
 
-# %% ../nbs/08_state.ipynb #15b5793a
+# %% ../nbs/08_state.ipynb #fe32d892
 class Cache(KVCache):
     "All that a model remembers of a text: keys and values, token ids, recurrent memories and windows."
 
@@ -186,7 +186,7 @@ class Cache(KVCache):
         self.windows = [np.zeros(w, np.float32) for w in windows]
         self.ids, self.replay, self.keep, self.checkpoints = np.zeros(n_ctx, np.int32), replay, keep, []
         self.derived = {}                                     # what layers made of committed rows, to use it again
-        self.tapes, self.bases = {}, {}                       # recorded passes; where its arrays are
+        self.bases = {}                                       # where its arrays are
         self.hidden = None                                    # what the last round left for a block that drafts
         self.flag = np.zeros(1, np.int64)                     # set when a key or value was not finite as it is stored
         self.drop()

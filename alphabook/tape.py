@@ -6,7 +6,7 @@
 __all__ = ['FEW', 'LINE', 'PAGES', 'WAKE', 'CHUNK', 'KernelFiles', 'kernel', 'set_threads', 'address', 'argument_words',
            'type_of', 'uncollected', 'trampoline', 'missing', 'compile_together', 'fetch_add', 'look', 'call',
            'give_way', 'play', 'Pool', 'Tape', 'wait_for_all', 'share', 'NotRecordable', 'recording', 'side_by_side',
-           'empty', 'profile']
+           'empty', 'Scratch', 'profile']
 
 # %% ../nbs/09b_tape.ipynb #43795754
 import gc, glob, hashlib, math, mmap, os, pickle, signal, sys, time, warnings, weakref
@@ -304,7 +304,7 @@ class Pool:
         i = bisect(self.places, (at, math.inf)) - 1
         return i >= 0 and at < self.places[i][1]
 
-# %% ../nbs/09b_tape.ipynb #c0d5afea
+# %% ../nbs/09b_tape.ipynb #69b08387
 class Tape:
     "Operations in the order in which they were issued."
     def __init__(self):
@@ -330,6 +330,7 @@ class Tape:
         compile_together(self.kernels.values())
         self.program = np.array(self.program, np.int64).reshape(-1, 5)
         for i, k in self.kernels.items(): self.program[i, 0] = trampoline(*k)[0]           # which is kept for ever
+        self.kernels.clear()
 
     def play(self):
         "Run everything, by all threads."
@@ -390,6 +391,35 @@ def side_by_side():
 def empty(shape, dtype=np.float32): # uninitialized array
     "Memory for a result: of the tape that is open, if one is."
     return np.empty(shape, dtype) if _recording[0] is None else _recording[0].pool.empty(shape, dtype)
+
+# %% ../nbs/09b_tape.ipynb #2424cda7
+class Scratch:
+    "Passing memory of tapes that are never played at the same time."
+    def __init__(self): self.memory = np.empty(0, np.uint8)
+
+    def lend(self, tape: Tape, # closed, and not played yet
+             *read): # its arrays that are read before another tape is played → list of them, where they are then
+        "Let what nobody uses later lie here."
+        there, free = {address(a) for a in read}, {id(b) for b in tape.pool.free}
+        passing = sorted((b for b in tape.pool.blocks if id(b) in free or address(b) in there), key=address)
+        starts, sizes = (np.array([f(b) for b in passing], np.int64) for f in (address, len))
+        ends = np.cumsum(-(-sizes//64)*64)
+        room = int(ends[-1]) if passing else 0
+        if room > len(self.memory): self.memory = np.frombuffer(mmap.mmap(-1, 2*room), np.uint8)
+        places = np.concatenate([[0], ends])[:len(passing)]
+        if passing: self.turn(tape, starts, sizes, address(self.memory) + places - starts)
+        passing = {id(b) for b in passing}
+        tape.pool, tape.blocks = self.memory, [b for b in tape.pool.blocks if id(b) not in passing]
+        found = dict(zip(starts.tolist(), places.tolist()))
+        return [np.frombuffer(self.memory, a.dtype, a.size, found[address(a)]).reshape(a.shape) for a in read]
+
+    def turn(self, tape, starts, sizes, shifts): # int64 [blocks], ascending
+        "Arguments that point into blocks point elsewhere."
+        words = np.concatenate([words for words, _ in tape.arguments])
+        which = np.maximum(np.searchsorted(starts, words, "right") - 1, 0)
+        words += np.where((starts[which] <= words) & (words < starts[which] + sizes[which]), shifts[which], 0)
+        for (mine, _), new in zip(tape.arguments, np.split(words, np.cumsum([len(w) for w, _ in tape.arguments])[:-1])):
+            mine[:] = new
 
 # %% ../nbs/09b_tape.ipynb #cb42536f
 def profile(tape: Tape, n: int = 5, # how often; the shortest counts
