@@ -235,7 +235,7 @@ def spread(n_kv: int, chunks: int, tiles: int, device) -> int: # programs that s
     return max(1, min(tiles, triton.cdiv(WAVES*cores, n_kv*chunks)))
 
 # %% ../nbs/10j_gpu_attention.ipynb #61db09d0
-def attend_part(q, k, v, positions, window, scale, chosen, block, start, n, group, D, seats): # as in `attention`
+def attend_part(q, k, v, positions, window, scale, chosen, block, start, n, group, D, seats=None): # as in `attention`
     "Tiles of query heads start … start + n of every KV head: m, l and o."
     (n_kv, tiles), KD, device = k.shape[:2], q.shape[1], q.device
     H = min(heads_of(D, seats.rows if seats else n//group), q.shape[2])
