@@ -77,7 +77,7 @@ def seconds_per_token(nbytes: int, units: float, ram: float, # bytes of a token;
     return nbytes/(ram*SHARE*1e9) + units*LAYER + from_disk/(disk*1e9)
 
 # %% ../nbs/25g_plan.ipynb #24d4d382
-GAINS = {True: dict(A=0.98, V=1.25, R=1.62), False: dict(A=1.0, V=1.0, R=2.29)}     # with a block that drafts; without
+GAINS = {True: dict(A=1.04, V=1.30, R=1.67), False: dict(A=1.0, V=1.0, R=2.29)}     # with a block that drafts; without
 
 # %% ../nbs/25g_plan.ipynb #69bdf322
 @dataclass
