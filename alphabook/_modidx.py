@@ -1382,6 +1382,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                    'alphabook.gpu_mtp.k_next': ('gpu_mtp.html#k_next', 'alphabook/gpu_mtp.py'),
                                    'alphabook.gpu_mtp.k_pairs': ('gpu_mtp.html#k_pairs', 'alphabook/gpu_mtp.py'),
                                    'alphabook.gpu_mtp.k_shares': ('gpu_mtp.html#k_shares', 'alphabook/gpu_mtp.py'),
+                                   'alphabook.gpu_mtp.leading': ('gpu_mtp.html#leading', 'alphabook/gpu_mtp.py'),
                                    'alphabook.gpu_mtp.pairs': ('gpu_mtp.html#pairs', 'alphabook/gpu_mtp.py'),
                                    'alphabook.gpu_mtp.passed': ('gpu_mtp.html#passed', 'alphabook/gpu_mtp.py'),
                                    'alphabook.gpu_mtp.read_pairs': ('gpu_mtp.html#read_pairs', 'alphabook/gpu_mtp.py'),

@@ -6,7 +6,7 @@
 __all__ = ['AbsorbPass', 'BlockPass', 'guesses', 'said', 'run_absorb', 'run_block', 'BlockDrafter', 'draft', 'time_guess',
            'block_beside', 'block_arm']
 
-# %% ../nbs/18a_blockdrafter.ipynb #c3a04628
+# %% ../nbs/18a_blockdrafter.ipynb #3bc62a2a
 import time
 from pathlib import Path
 
@@ -18,10 +18,10 @@ from .layers import Model, open_round
 from .modelfile import ModelFile
 from .mtp import CHUNK, PASSES, favourite, recorded_pass
 from .policy import Alone, forced_rounds
-from .rounds import Aim, arrays_of, bases_of, enter, head
+from .rounds import enter, head
 from .state import Cache
 
-# %% ../nbs/18a_blockdrafter.ipynb #468558e1
+# %% ../nbs/18a_blockdrafter.ipynb #d3d415b4
 class AbsorbPass:
     "W rows of residuals into keys and values, to be run again and again."
     def __init__(self, own: Model, cache: Cache, W: int): # from `load_draft`; rows
@@ -30,13 +30,10 @@ class AbsorbPass:
             r = open_round(own, cache, np.zeros(W, np.int64))
             self.positions = r.positions
             absorb(own, self.x, r)
-        own.scratch.lend(self.tape)
-        self.ops, self.aim = own.ops, Aim(self.tape, arrays_of(cache))
 
     def run(self, own: Model, cache: Cache, x): # float32 [at most W, taps·n_embd], of the positions that follow
         self.x[:len(x)], self.x[len(x):] = x, 0
         self.positions[:] = np.arange(cache.n, cache.n + len(self.x))
-        self.aim(bases_of(cache))
         self.tape.play()
 
 class BlockPass:
@@ -46,13 +43,10 @@ class BlockPass:
         with own.ops.recording() as self.tape:
             r = open_round(own, cache, np.zeros(B, np.int64))
             self.positions, self.best = r.positions, guesses(own, self.x, r, self.ends)
-        own.scratch.lend(self.tape)
-        self.ops, self.aim = own.ops, Aim(self.tape, arrays_of(cache))
 
     def run(self, own: Model, cache: Cache, ids): # anchor and masks, which stand at the cache's end → as `guesses`
         self.x[:], self.positions[:] = enter(own, ids), np.arange(cache.n, cache.n + len(ids))
         self.ends[:] = self.positions[-1]
-        self.aim(bases_of(cache))
         self.tape.play()
         return self.best
 

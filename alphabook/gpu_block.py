@@ -7,7 +7,7 @@ __all__ = ['load_parts', 'load_gpu_draft', 'Blocks', 'absorb', 'k_enter', 'enter
            'convolve', 'entered', 'left', 'block_rows', 'k_row_shares', 'k_row_guess', 'take_favourites', 'k_walk',
            'walk', 'take_path', 'guess_block', 'enter_block', 'block_turn', 'GpuBlockDrafter', 'draft', 'time_guess']
 
-# %% ../nbs/18c_gpu_block.ipynb #13b1a97d
+# %% ../nbs/18c_gpu_block.ipynb #31f17b4f
 import copy
 import time
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ from .gpu_functions import add, begin, exp, launch, scale
 from .gpu_heads import heads, kv_tables, load_steps, rope_angles
 from .gpu_layers import GpuModel, Together, dense, flat, load_layer, normed_head, project
 from .gpu_matrices import embed, load_matrix, matmul
-from .gpu_mtp import k_next, shares_of
+from .gpu_mtp import k_next, leading
 from .gpu_norms import fold
 from .gpu_rounds import GpuCache, State, to_host
 from .gpu_tokens import LOWEST, key_value, rank_keys, top_k
@@ -322,7 +322,7 @@ class GpuBlockDrafter:
         if self.n == self.known: self.n = cache.n
         self.known = cache.n
 
-# %% ../nbs/18c_gpu_block.ipynb #289fa07c
+# %% ../nbs/18c_gpu_block.ipynb #50c5b85b
 def draft(self: GpuBlockDrafter, ids, # the text, whose last token the trunk has not read
           n: int = 64, # most drafts
           worth: float = 0.0, # a chain that is less likely to hold ends, too
@@ -330,13 +330,7 @@ def draft(self: GpuBlockDrafter, ids, # the text, whose last token the trunk has
     "As chapter 18a's."
     n, self.ready = min(n, self.depth), None
     if n < 1 or not self.guess(int(ids[-1])): return [], []
-    found, parts = to_host(self.state, self.state.blocks.guesses)
-    sure, chain, k = shares_of(parts).tolist(), 1.0, 0
-    while k < n and sure[k] >= self.min_p:
-        chain *= trust(sure[k])
-        if chain < worth: break
-        k += 1
-    return found[:k].tolist(), sure[:k]
+    return leading(to_host(self.state, self.state.blocks.guesses), n, self.min_p, worth, trust)
 
 def time_guess(self: GpuBlockDrafter) -> float: # seconds
     "Time a block; nothing is left of it. 0.0 before any text."

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['DEPTH', 'CHUNK', 'TURNS', 'gpu_block', 'Drafts', 'k_pairs', 'pairs', 'passed', 'k_shares', 'k_guess', 'take_guess',
-           'shares_of', 'read_pairs', 'guess_on', 'GpuMtpDrafter', 'begin_guesses', 'draft', 'time_guess', 'k_follow',
-           'k_next', 'enter_guesses', 'follow', 'turn', 'continue_drafting', 'start', 'followed']
+           'shares_of', 'read_pairs', 'guess_on', 'GpuMtpDrafter', 'begin_guesses', 'leading', 'draft', 'time_guess',
+           'k_follow', 'k_next', 'enter_guesses', 'follow', 'turn', 'continue_drafting', 'start', 'followed']
 
 # %% ../nbs/14a_gpu_mtp.ipynb #390ecbde
 import time
@@ -202,7 +202,7 @@ class GpuMtpDrafter:
 
     def reset(self): self.rollback(0)
 
-# %% ../nbs/14a_gpu_mtp.ipynb #7036a00f
+# %% ../nbs/14a_gpu_mtp.ipynb #b02171cd
 def begin_guesses(self: GpuMtpDrafter, token: int): # the text's last, which the trunk has not read
     "Let the block read what it lacks, and guess behind it; False if there is nothing to guess from."
     s, desk = self.state, desk_of(self.state)
@@ -215,6 +215,17 @@ def begin_guesses(self: GpuMtpDrafter, token: int): # the text's last, which the
     s.play(guess_on, self.enter(following), self.depth)
     return True
 
+def leading(guesses, # int64 [2, …], on the host: ids, bits of confidences
+            n: int, # at most
+            min_p: float, worth: float, trust) -> tuple: # as of `draft` → (ids, confidences)
+    "The first guesses, until one is too unsure."
+    found, sure, chain, k = guesses[0], shares_of(guesses[1]).tolist(), 1.0, 0
+    while k < n and sure[k] >= min_p:
+        chain *= trust(sure[k])
+        if chain < worth: break
+        k += 1
+    return found[:k].tolist(), sure[:k]
+
 def draft(self: GpuMtpDrafter, ids, # the text, whose last token the trunk has not read
           n: int = 5, # most drafts
           worth: float = 0.0, # a chain that is less likely to hold ends, too
@@ -222,17 +233,11 @@ def draft(self: GpuMtpDrafter, ids, # the text, whose last token the trunk has n
     "As chapter 14's: guesses until one is too unlikely. The device makes all; the host takes the leading ones."
     n, self.ready = min(n, self.depth, self.n_ctx - len(ids) + 1), None
     if n < 1 or not begin_guesses(self, int(ids[-1])): return [], []
-    found, parts = to_host(self.state, self.state.drafts.guesses)
-    sure, chain, k = shares_of(parts).tolist(), 1.0, 0
-    while k < n and sure[k] >= self.min_p:
-        chain *= trust(sure[k])
-        if chain < worth: break
-        k += 1
-    return found[:k].tolist(), sure[:k]
+    return leading(to_host(self.state, self.state.drafts.guesses), n, self.min_p, worth, trust)
 
 def time_guess(self: GpuMtpDrafter) -> float: # seconds
     "Time a chain of guesses, and divide by its length. 0.0 before any text."
-    times, n, known, ready = [], self.n, self.known, self.ready
+    times, n, known = [], self.n, self.known
     for _ in range(8):
         start = time.perf_counter()
         if not self.draft([0]*(self.known + 1), self.depth) or not known: return 0.0

@@ -128,7 +128,7 @@ def favourite(logits): # float32 [1, n]
     share(_favourite, 1, n, x, tops, sums, id, part)
     return id, part
 
-# %% ../nbs/14_mtp.ipynb #3b612bc5
+# %% ../nbs/14_mtp.ipynb #682cfb18
 class Pass:
     "The block over some number of rows, to be run again and again, for any text."
     def __init__(self, own: Model, cache: Cache, W: int): # from `load_block`; rows
@@ -139,14 +139,10 @@ class Pass:
             r = open_round(own, cache, np.zeros(W, np.int64))
             self.positions, (self.left, logits) = r.positions, guess(own, self.e, self.h, r)
             self.id, self.part = favourite(logits)
-        del logits
-        own.scratch.lend(self.tape)
-        self.ops, self.aim = own.ops, Aim(self.tape, [*arrays_of(cache), *own.cut])
 
     def run(self, own: Model, cache: Cache, ids, h): # tokens and hidden rows [W …] → (id, its share, float32 [1, …])
         "The favourite behind the last of W pairs, which stand at the cache's end, and what to guess on from."
         self.e[:], self.h[:], self.positions[:] = enter(own, ids), h, np.arange(cache.n, cache.n + len(ids))
-        self.aim(places_of(own, cache))
         self.tape.play()
         return int(self.id[0]), float(self.part[0]), self.left
 
@@ -159,15 +155,18 @@ def places_of(own: Model, cache: Cache): # int64 [arrays]
     return np.concatenate([bases_of(cache), [address(a) for a in own.cut]]) if own.cut else bases_of(cache)
 
 def recorded_pass(own: Model, cache: Cache, kind, W: int): # of own: `cut`, `tapes`; kind(own, cache, W) → one, or None
-    "The recording of a pass over W rows of such a text; None if there can't be one."
+    "The recording of a pass over W rows, aimed at this text; None if there can't be one."
     key, tapes = (kind.__name__, W, cache.n_ctx, cache.kv, *(a.nbytes for a in own.cut)), own.tapes
     if key not in tapes or tapes[key].ops is not own.ops:
         if not own.record or own.cfg.streams or not hasattr(own.ops, "recording"): return None
-        try: tapes[key] = kind(own, cache, W)
+        try: made = tapes[key] = kind(own, cache, W)
         except NotRecordable: own.record = False; return None
+        own.scratch.lend(made.tape)
+        made.ops, made.aim = own.ops, Aim(made.tape, [*arrays_of(cache), *own.cut])
         while len(tapes) > KEPT: del tapes[next(iter(tapes))]
-    tapes[key] = tapes.pop(key)                # those that were not used for long go first
-    return tapes[key]
+    tape = tapes[key] = tapes.pop(key)         # those that were not used for long go first
+    tape.aim(places_of(own, cache))
+    return tape
 
 def run_pass(own: Model, cache: Cache, ids, h): # as of `Pass.run`
     "A pass, recorded if it may come again; its rows are committed."
