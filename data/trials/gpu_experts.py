@@ -172,7 +172,7 @@ def speed(out, like=LIKE, layers=None, caps="all,16,24,0", tokens=128, prompt=51
         name = {"all": "all in slots", "0": "none in slots"}.get(cap, f"cap {cap} GiB") + f", {len(store.workers.cores)} workers"
         n_slots = sum(int((b.owner >= 0).sum()) for b in store.banks)
         row(f"{name}, loaded", time.time() - start, "s", slots=n_slots, experts=cfg.n_expert*cfg.n_layer, workers=len(store.workers.cores))
-        cache = model.new_cache(prompt + passes*tokens + 64)
+        cache = model.new_cache(max(prompt + passes*tokens, *(long if store.shelves else (0,))) + 64)
         def read():
             for i in range(0, prompt, 64): y = model.run_round(cache, text[i:i + 64], want=1); cache.commit(i + len(text[i:i + 64]))
             return y
@@ -184,10 +184,9 @@ def speed(out, like=LIKE, layers=None, caps="all,16,24,0", tokens=128, prompt=51
             round_ = store.prices.round
             for n in dict.fromkeys((prompt, *long)):
                 long_text, got = (text*(n//len(text) + 1))[:n], []
-                c = cache if n == prompt else model.new_cache(n + 64)
                 def streamed():
-                    c.rollback(0); store.prices.round = None                    # always
-                    return prefill(model, c, long_text)
+                    cache.rollback(0); store.prices.round = None                # always
+                    return prefill(model, cache, long_text)
                 t = timed(streamed); row(f"{name}, first streamed prompt of {n} and recording", t, "s")
                 for _ in range(passes): got.append(n/timed(lambda: got.append(streamed().tobytes())))
                 said_, got = got[::2], got[1::2]
@@ -195,7 +194,7 @@ def speed(out, like=LIKE, layers=None, caps="all,16,24,0", tokens=128, prompt=51
                     cache.rollback(0); want = read().tobytes(); same = all(s == want for s in said_)
                 row(f"{name}, streamed prompt of {n}", statistics.median(got), "tok/s", max(got) - min(got), len(got), same_logits=same if n == prompt else None,
                     fetched=store.plan.missing, lent=store.plan.aside, pcie=store.prices.speed/1e9, copies_ms=store.prices.copy(store.plan.missing, store.plan.aside)*1e3, values=got)
-                if n != prompt: del c
+            cache.rollback(0); read()                              # decoding goes on from here
             store.prices.round = round_
             row(f"{name}, rule", next((n for n in range(64, 1025, 64) if store.prices.is_better(n, store.plan.missing, store.plan.aside)), 0), "rows from which experts are streamed",
                 round_ms=round_*1e3, pass_ms_a_round=store.prices.rows and store.prices.rows*1e3)
