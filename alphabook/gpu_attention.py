@@ -83,6 +83,7 @@ def k_attend(p_q, p_k, p_k_steps, p_v, p_v_steps, p_positions, p_chosen, p_p, p_
     touch(p_q + (kv*KD + tl.minimum(tl.arange(0, DP), KD - 1))*Q + start + chunk*H)
     i_head, j, d = tl.arange(0, H), tl.arange(0, 64), tl.arange(0, DP)
     r = start + chunk*H + i_head                                                  # below R; scratch begins at `start`
+    if not SEAT: r = tl.multiple_of(start + chunk*H, H) + i_head                  # so that loads are wide
     row, ok = tl.minimum(r, R - 1)//group, r < R
     pos = tl.load(p_positions + row).to(tl.int32)
     last = tl.max(pos, 0)
@@ -289,7 +290,9 @@ def attention(q, # float32 [n_kv_head, ⌈D⌉, ⌈W·group⌉], from `heads` or
     if out is None and quantized: out = empty_acts(W, n_head*D, q.device)
     elif out is None: out = torch.empty((W, n_head, D), dtype=torch.float32, device=q.device)
     rows, window = max(1, SCRATCH//(4*tiles*n_head*(D + 2))), window or 1 << 30
+    rows = -(-W//-(-W//rows))                                                     # as many for each launch
     if seats: rows = max(1, rows//seats.rows)*seats.rows                          # whole texts
+    else: rows = -(-rows//16)*16 if rows > 16 else triton.next_power_of_2(rows)   # heads begin at multiples
     for w in range(0, W, rows):
         start, n = w*group, min(rows, W - w)*group
         parts = attend_part(q, k, v, positions, window, float(scale), chosen, block, start, n, group, D, seats)

@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+import alphabook.gpu_mtp                       # its `continue_drafting` serves every drafter on a device
 from .gpu_functions import begin, launch
 from .gpu_rounds import GpuCache, State, to_host
 from .gpu_verdicts import desk_of, judged

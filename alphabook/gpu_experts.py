@@ -6,7 +6,7 @@
 __all__ = ['tasks_kernel', 'Tasks', 'group_rows', 'expert_kernel', 'Experts', 'expert_product', 'expert_plan']
 
 # %% ../nbs/10g_gpu_experts.ipynb #6018b02c
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -15,7 +15,8 @@ import triton.language as tl
 from .gpu_acts import Acts
 from .gpu_functions import gdc_launch_dependents, gdc_wait, launch
 from .gpu_leaves import of
-from .gpu_products import Plan, power, sweep
+from .gpu_products import Plan, power, sweep, tall_plan
+from .gpu_tall import has_tall, tall_kernel
 from .gpu_weights import packing
 
 # %% ../nbs/10g_gpu_experts.ipynb #503b67ef
@@ -99,19 +100,26 @@ def expert_product(w: Experts, # quantized weights [E, R, K]
                    how: Plan = None) -> torch.Tensor: # float32 [N, R]; rows without an expert are not written
     "Each row times the transposed matrix of its own expert; the weights of an expert are read once."
     T, NB = w.tiles.shape[1:3]
-    p = how or expert_plan(tasks, T, NB)
+    p, S = how or expert_plan(tasks, T, NB, has_tall()), -(-acts.W//8)*8
     y = torch.empty((tasks.n, w.R), dtype=torch.float32, device=w.tiles.device)
-    q, m = (v.view(torch.int32) for v in (acts.q, acts.m8 if packing(w.type).groups == 8 else acts.m16))
+    q, f, m = (v.view(torch.int32) for v in (acts.q, acts.f, acts.m8 if packing(w.type).groups == 8 else acts.m16))
+    if p.mode == 4:
+        launch(tall_kernel, (p.programs, -(-T//p.RT), tasks.most), w.tiles, f, acts.a, acts.s, m, acts.d, y, y, y,
+               tasks.n, w.R, T, NB, tasks.rows, tasks.start, tasks.expert, tasks.count, S=S, TYPE=w.type, NC=p.NC,
+               WARPS=p.RT, EPILOGUE=0, PER=per, warps=p.warps, registers=p.registers)
+        return y
     launch(expert_kernel, (p.programs, tasks.most), w.tiles, q, acts.a, acts.s, m, acts.d, y, tasks.rows,
-           tasks.start, tasks.expert, tasks.count, w.R, T, NB, S=-(-acts.W//8)*8, TYPE=w.type, NC=p.NC, C=p.C, RT=p.RT,
+           tasks.start, tasks.expert, tasks.count, w.R, T, NB, S=S, TYPE=w.type, NC=p.NC, C=p.C, RT=p.RT,
            MODE=p.mode, PER=per if tasks.listed else -per, LISTED=tasks.listed, warps=p.warps, stages=1,
            registers=p.registers)
     return y
 
 def expert_plan(tasks: Tasks,
                 T: int, NB: int, # tiles of rows of an expert, superblocks of a row
-                ) -> Plan:
+                tall: bool = False) -> Plan: # the card has what `tall_kernel` needs
     "Tiles and programs of a task: programs for the whole card if there are few tasks."
+    if tall and tasks.widest >= 64:                                  # twice as many columns as an expert has rows
+        return replace(tall_plan(min(32, max(8, 2*power(max(1, tasks.n//tasks.most))))), programs=4)
     C = min(8, power(NB))
     RT = max(1, 4//C)
     groups = -(-T//RT)

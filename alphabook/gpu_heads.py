@@ -135,7 +135,7 @@ def whole_head(p_x, p_bias, p_w, p_cos, p_sin, eps, D: tl.constexpr,
 # %% ../nbs/10i_gpu_heads.ipynb #7b705699
 def heads_of(D: int, W: int) -> int: # dimensions, rows → query heads of a program
     "As many as there are rows, and as leave room for the values of one head: few rows need many programs."
-    return min(8 if D <= 64 else 4 if D <= 128 else 2, triton.next_power_of_2(W))
+    return min((8 if D <= 64 else 4 if D <= 128 else 2)*(1 + (W >= 32)), triton.next_power_of_2(W))
 
 def query_rows(W: int, group: int) -> int: # query heads of a KV head in all W rows, filled up
     "How the queries of a round are laid out: few layouts, few kernels to compile."

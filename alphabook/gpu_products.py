@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['row_of', 'act_row', 'columns', 'activations', 'tile_at', 'leaves', 'store_rows', 'sweep', 'product_kernel',
-           'flat_sum', 'flat_digits', 'flat_offsets', 'flat_leaf', 'wide_kernel', 'Matrix', 'Plan', 'power', 'plan',
-           'product']
+           'flat_sum', 'flat_digits', 'flat_offsets', 'flat_leaf', 'wide_kernel', 'Matrix', 'Plan', 'power',
+           'tall_plan', 'plan', 'product']
 
 # %% ../nbs/10f_gpu_products.ipynb #a048d01c
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from .gpu_acts import Acts
 from .gpu_functions import gdc_launch_dependents, gdc_wait, launch
 from .gpu_leaves import (
     decode, group_scale, half, in_order, leaf_32, leaf_256, load_tile, of, operand, pair, whole)
+from .gpu_tall import has_tall, tall_kernel
 from .gpu_weights import packing
 
 # %% ../nbs/10f_gpu_products.ipynb #f7b3ae3b
@@ -256,7 +257,7 @@ class Plan:
     RT: int                        # tiles of 16 rows side by side
     warps: int
     programs: int
-    mode: int = 1                  # of `sweep`; 3: `wide_kernel` with C stages
+    mode: int = 1                  # of `sweep`; 3: `wide_kernel` with C stages; 4: `tall_kernel`
     columns: int = 1 << 20         # columns of a program
     registers: int = None          # most of a thread; 128: sixteen warps fit on a multiprocessor
 
@@ -265,12 +266,20 @@ def power(n: int, # ≥ 1
     "Round up to a power of two."
     return 1 << (n - 1).bit_length()
 
+def tall_plan(NC: int, # columns
+              heavy: bool = False) -> Plan:
+    "Blocks of 64 rows; of 32 columns, three programs on a multiprocessor."
+    return Plan(NC, 0, 4, 4, 0, 4, registers=168 if NC == 32 and not heavy else None)
+
 def plan(type: str, # a quantized type
          W: int, # rows
          T: int, NB: int, # tiles of rows, superblocks of a row
+         tall: bool = False, # the card has what `tall_kernel` needs
          ) -> Plan:
     "Columns, tiles and programs for W rows with T × NB tiles: as measured on an H200."
     heavy = packing(type).group == 16                              # twice the tensor work and more registers
+    if tall and (W > 64 or W >= 32 and (NB <= 8 and T >= 512 or T >= 1024 and not heavy)):
+        return tall_plan(32 if heavy or W <= 32 or T*-(-W//64) < 1000 else 64, heavy)
     if W > 32 and NB > 8 or W > 16 and NB > 8 and T >= 1024 and not heavy: return Plan(32, 3, 4, 4, 0, 3)
     RT = max(1, 8//power(NB)) if NB <= 4 else 1
     if W > 8 and NB > 8: C, programs = (4, 396) if T >= 512 else (8, 264) if heavy or W > 16 else (8, 132)
@@ -291,7 +300,7 @@ def product(w: Matrix, # quantized weights [R, K]
     "x · wᵀ by the contract."
     if acts.K != w.K: raise ValueError(f"{acts.K} activations a row for a matrix of {w.K} columns")
     T, NB, W = w.tiles.shape[0], w.tiles.shape[1], acts.W
-    p, S = how or plan(w.type, W, T, NB), -(-W//8)*8
+    p, S = how or plan(w.type, W, T, NB, has_tall()), -(-W//8)*8
     y = torch.empty((W, w.R), dtype=torch.float32, device=w.tiles.device) if out is None else out
     m = acts.m8 if packing(w.type).groups == 8 else acts.m16
     tail = acts.d, y, y if add is None else add, y if bias is None else bias, W, w.R, T, NB
@@ -300,6 +309,10 @@ def product(w: Matrix, # quantized weights [R, K]
         NC = min(p.NC, S & -S)                                     # a power of two that divides S
         launch(wide_kernel, (-(-T//p.RT), -(-W//NC)), w.tiles, acts.f, acts.a, acts.s, m, *tail, NC=NC, R=p.RT,
                STAGES=p.C, **rest)
+    elif p.mode == 4:
+        f, m = acts.f.view(torch.int32), m.view(torch.int32)
+        launch(tall_kernel, (-(-W//p.NC), -(-T//p.RT)), w.tiles, f, acts.a, acts.s, m, *tail, f, f, f, f, NC=p.NC,
+               WARPS=p.RT, PER=0, registers=p.registers, **rest)
     else:
         q, m = acts.q.view(torch.int32), m.view(torch.int32)
         launch(product_kernel, (p.programs, -(-W//p.columns)), w.tiles, q, acts.a, acts.s, m, *tail, NC=p.NC, C=p.C,

@@ -238,20 +238,22 @@ def prompt_of(model: Model):
 
 # %% ../nbs/11c_rounds.ipynb #66ad1120
 def prefill(model: Model, cache: Cache, ids, # int [n ≥ 1]: the prompt, or what is new of it
-            chunk: int = 64, # rows of a round
+            chunk: int = None, # rows of a round; None: 64, or as many as the model likes
             progress = None, # called with (tokens done, tokens in all)
             seen = None, # called with (ids, `cache.hidden`) of each chunk when it is committed
             ): # float32 [n_vocab]: logits after the last token
     "Read a prompt in rounds of `chunk` rows and commit it; leaves checkpoints near its end and at its end."
     many, done = getattr(model, "rows_at_once", lambda cache, n: 0), 0
+    likes = getattr(model, "chunk_of", lambda left: 64)      # a GPU may like more (chapter 11f)
     while done < len(ids):
         n = many(cache, len(ids) - done)                     # 0, or what a card reads a layer at a time (chapter 20d)
-        rows = ids[done:done + (n or chunk)]
+        size = n or chunk or likes(len(ids) - done)
+        rows = ids[done:done + size]
         done += len(rows)
         if done == len(ids): cache.checkpoint()
         if n: logits = model.read_many(cache, rows)
         else:
-            with prompt_of(model): logits = run_round(model, cache, rows, want=1, tail=1 < len(rows) < chunk)
+            with prompt_of(model): logits = run_round(model, cache, rows, want=1, tail=1 < len(rows) < size)
             cache.commit(cache.n + len(rows))
         if seen: seen(rows, cache.hidden)
         if progress: progress(done, len(ids))

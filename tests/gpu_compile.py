@@ -13,15 +13,16 @@ import numpy as np
 import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
 import alphabook.gpu_functions as functions
 from alphabook import (doorbell, resolved, streaming, gpu_block, gpu_copying, gpu_acts as acts, gpu_attention as attention, gpu_experts as experts, gpu_heads as heads, gpu_hybrid as hybrid,
-                       gpu_matrices as matrices, gpu_mtp as mtp, gpu_norms as norms, gpu_products as products,
+                       gpu_matrices as matrices, gpu_mtp as mtp, gpu_norms as norms, gpu_products as products, gpu_tall as tall,
                        gpu_rounds as rounds, gpu_sampling as sampling, gpu_streams as streams, gpu_together as together, gpu_tokens as tokens, gpu_verdicts as verdicts)
 from alphabook.elementary import rope_steps
 from alphabook.gpu_weights import packing
 
-MODULES = functions, norms, acts, products, experts, matrices, heads, attention, tokens, hybrid, streams, sampling, rounds, verdicts, together, mtp, doorbell, resolved, streaming, gpu_block, gpu_copying
+MODULES = functions, norms, acts, tall, products, experts, matrices, heads, attention, tokens, hybrid, streams, sampling, rounds, verdicts, together, mtp, doorbell, resolved, streaming, gpu_block, gpu_copying
 TYPES = {torch.float32: '*fp32', torch.float16: '*fp16', torch.int64: '*i64', torch.int32: '*i32', torch.int16: '*i16', torch.int8: '*i8', torch.uint8: '*u8'}
 
 
@@ -46,7 +47,7 @@ def source(kernel, args, constants):
         else:
             signature[name] = 'i32' if abs(a) < 2**31 else 'i64'
             if a % 16 == 0 and not plain: attrs[(i,)] = [['tt.divisibility', 16]]
-    return ASTSource(kernel, {n: signature.get(n, 'constexpr') for n in names}, constexprs=constexprs, attrs=attrs)
+    return (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, {n: signature.get(n, 'constexpr') for n in names}, constexprs=constexprs, attrs=attrs)
 
 
 def compiled(kernel, args, warps, stages, constants, arch, fusion=False):
@@ -93,6 +94,9 @@ def product_calls(types=('Q4_K', 'Q6_K', 'Q8_0', 'IQ4_XS', 'Q4_1')):
         for W in (1, 8, 64):
             tasks = experts.group_rows(torch.zeros(W*8, dtype=torch.int32), 4)
             experts.expert_product(w, acts.quantize(rand(W, 2048)), tasks, per=8)
+        a, m = acts.quantize(rand(256, 2048)), products.Matrix(tiles(8, 8, type), type, 128, 2048)
+        for NC in (32, 64): products.product(m, a, how=products.tall_plan(NC))
+        for NC in (8, 16): experts.expert_product(w, a, tasks, per=8, how=products.tall_plan(NC))
         matrices.embed(products.Matrix(tiles(4, 2, type), type, 64, 512), torch.zeros(2, dtype=torch.int64))
     x, w = rand(3, 600), rand(600)
     acts.norm_quantize(x, w, 1e-6, keep=True); acts.norm_quantize(rand(64, 4096), rand(4096), 1e-6)
@@ -238,10 +242,13 @@ def stream_calls(rand, ints):
     streams.enter_phrases(x, rand(2, S*n), rand(2, n), (rand(S*n),)*3, rand(S*n, 4), rand(9, S*n), rand(2, S*n), 1e-6, 3)
 
 
-def defined() -> set:
-    "Names of all kernels: what a launch can start."
+def meant_for(kernel, arch) -> bool: return not kernel.is_gluon() or arch == 90       # `wgmma` is Hopper's alone
+
+
+def defined(arch) -> set:
+    "Names of an architecture's kernels: what a launch can start."
     return {name for m in MODULES for name in vars(m) if (name.startswith('k_') or name.endswith('_kernel')) and hasattr(vars(m)[name], 'arg_names')
-            and 'PDL' in vars(m)[name].arg_names}
+            and 'PDL' in vars(m)[name].arg_names and meant_for(vars(m)[name], arch)}
 
 
 def distinct(found, one_each=False) -> list:
@@ -260,7 +267,7 @@ if __name__ == '__main__':
     found = distinct(recorded(lambda: (calls(), product_calls())), '--quick' in options)
     for arch in map(int, [a for a in sys.argv[1:] if a not in options] or (80, 86, 89, 90, 120)):
         for kernel, args, warps, stages, constants in found:
-            if only and not any(o in kernel.__name__ for o in only): continue
+            if only and not any(o in kernel.__name__ for o in only) or not meant_for(kernel, arch): continue
             c = compiled(kernel, args, warps, stages, constants, arch, '--fusion' in options)
             wrong = faults(c.asm)
             bad += bool(wrong)

@@ -233,7 +233,7 @@ def test_every_kernel_compiles_and_nothing_is_contracted(arch):
     run = compile_all(arch, '--quick')
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
     import gpu_compile
-    assert {line.split()[1] for line in run.stdout.splitlines()} == gpu_compile.defined()
+    assert {line.split()[1] for line in run.stdout.splitlines()} == gpu_compile.defined(int(arch))
 
 
 def test_products_of_every_kind_compile():
@@ -241,6 +241,13 @@ def test_products_of_every_kind_compile():
     run = compile_all('90', '--only=product_kernel')
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
     assert len(run.stdout.splitlines()) > 20
+
+
+def test_products_of_many_columns_compile():
+    "Every kind of type, in the widths that products and experts use."
+    run = compile_all('90', '--only=tall_kernel')
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    assert len(run.stdout.splitlines()) >= 20
 
 
 def test_the_rules_notice_contraction():

@@ -139,7 +139,7 @@ def check_one(m, arms=None, place=None):
         compare(arm, at, model.run_round(cache, ids[at:at + 8])); cache.commit(at + 8)
         cache.restore(snap)
         compare(arm, 40, model.run_round(cache, ids[40:]))
-    todo = {"chunks of 64": lambda a: chunks(a, 64), "chunks of 7": lambda a: chunks(a, 7), "chunks of 33": lambda a: chunks(a, 33), "64, 16 and 4 rows": lambda a: sizes(a, (64, 16, 4)), "one row": lambda a: chunks(a, 1),
+    todo = {"chunks of 64": lambda a: chunks(a, 64), "chunks of 7": lambda a: chunks(a, 7), "chunks of 33": lambda a: chunks(a, 33), "chunks of 256": lambda a: chunks(a, 256), "64, 16 and 4 rows": lambda a: sizes(a, (64, 16, 4)), "one row": lambda a: chunks(a, 1),
             "rejections, width 3": lambda a: rejections(a, 3), "rejections, width 8": lambda a: rejections(a, 8), "greedy": lambda a: greedy(a, 4), "rollback and restore": again}
     errors = {}
     def so_far():
@@ -187,7 +187,7 @@ def check(out, jobs, models, arms):
             print("FAILED" if "failed" in r else "BITS DIFFER" if bad else "ok", json.dumps(r), flush=True)
     Path(out, "check.json").write_text(json.dumps(done, indent=1))
 
-QUICK = ["64, 16 and 4 rows", "one row", "rejections, width 8", "greedy", "rollback and restore", "chunks of 7", "chunks of 33", "rejections, width 3", "chunks of 64"]
+QUICK = ["64, 16 and 4 rows", "one row", "rejections, width 8", "greedy", "rollback and restore", "chunks of 256", "chunks of 7", "chunks of 33", "rejections, width 3", "chunks of 64"]
 
 def card(out, seconds_, jobs, models):
     "All models in processes of their own, the new ones first; what each has done so far is in --out all the time."
