@@ -3104,6 +3104,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                  'alphabook.turns.end': ('turns.html#end', 'alphabook/turns.py'),
                                  'alphabook.turns.per_second': ('turns.html#per_second', 'alphabook/turns.py'),
                                  'alphabook.turns.read_on': ('turns.html#read_on', 'alphabook/turns.py'),
+                                 'alphabook.turns.rehearse': ('turns.html#rehearse', 'alphabook/turns.py'),
                                  'alphabook.turns.shared': ('turns.html#shared', 'alphabook/turns.py'),
                                  'alphabook.turns.shared_round': ('turns.html#shared_round', 'alphabook/turns.py'),
                                  'alphabook.turns.step': ('turns.html#step', 'alphabook/turns.py'),
