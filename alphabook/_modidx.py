@@ -3102,6 +3102,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                  'alphabook.turns.best_session': ('turns.html#best_session', 'alphabook/turns.py'),
                                  'alphabook.turns.close': ('turns.html#close', 'alphabook/turns.py'),
                                  'alphabook.turns.end': ('turns.html#end', 'alphabook/turns.py'),
+                                 'alphabook.turns.few_arenas': ('turns.html#few_arenas', 'alphabook/turns.py'),
                                  'alphabook.turns.per_second': ('turns.html#per_second', 'alphabook/turns.py'),
                                  'alphabook.turns.read_on': ('turns.html#read_on', 'alphabook/turns.py'),
                                  'alphabook.turns.rehearse': ('turns.html#rehearse', 'alphabook/turns.py'),

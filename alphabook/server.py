@@ -40,7 +40,7 @@ from .operation import Log, Note, Watchdog
 from .page import chat_page
 from .responses_api import ResponsesRequest, responses_answer, responses_stream, responses_wishes
 from .service import Answers, ApiError, Body, Service
-from .turns import CLOSING, Refused, Scheduler
+from .turns import CLOSING, Refused, Scheduler, few_arenas
 
 # %% ../nbs/24h_server.ipynb #3cd1fca0
 class Json(JSONResponse):
@@ -413,6 +413,7 @@ def serve(load, # function → Engine
           grace: float = GRACE, # seconds that answers get to finish when the server is asked to stop
           **limits): # slots, waiting, n_ctx: as of `Scheduler`
     "Serve until SIGINT or SIGTERM. Raises what loading raised."
+    few_arenas()
     sock = listen(host, port)
     where = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
     def told():

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CLOSING', 'OTHER', 'TRIM', 'Refused', 'Left', 'Job', 'per_second', 'timings', 'shared', 'best_session', 'Sharing',
-           'Scheduler', 'work', 'trim', 'admit', 'warm_up', 'rehearse', 'warm_together', 'begin', 'read_on', 'turn',
-           'shared_round', 'step', 'end', 'close']
+           'Scheduler', 'work', 'trim', 'few_arenas', 'admit', 'warm_up', 'rehearse', 'warm_together', 'begin',
+           'read_on', 'turn', 'shared_round', 'step', 'end', 'close']
 
 # %% ../nbs/24a_turns.ipynb #ea9d1c63
 import ctypes
@@ -207,6 +207,11 @@ def trim():
     except (AttributeError, OSError, TypeError): pass
 
 TRIM = 32                                      # jobs after which it is asked
+
+def few_arenas(n: int = 2):
+    "Ask the allocator (glibc) for no more heaps than these, instead of one for each thread. Before there are threads."
+    try: return bool(ctypes.CDLL(None).mallopt(-8, n))          # M_ARENA_MAX
+    except (AttributeError, OSError, TypeError): return False
 
 def admit(self: Scheduler) -> bool: # whether to go on
     "Wait for something to do; give waiting jobs a place."
