@@ -209,9 +209,11 @@ def trim():
 TRIM = 32                                      # jobs after which it is asked
 
 def few_arenas(n: int = 2):
-    "Ask the allocator (glibc) for no more heaps than these, instead of one for each thread. Before there are threads."
-    try: return bool(ctypes.CDLL(None).mallopt(-8, n))          # M_ARENA_MAX
+    """Ask the allocator (glibc) for no more heaps than these, instead of one for each thread, and for pages of their own
+    for blocks from 4 MiB on. Before there are threads."""
+    try: set = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError): return False
+    return all(set(*pair) for pair in ((-8, n), (-3, 4 << 20), (-1, 64 << 20))) # M_ARENA_MAX, M_MMAP_, M_TRIM_THRESHOLD
 
 def admit(self: Scheduler) -> bool: # whether to go on
     "Wait for something to do; give waiting jobs a place."
@@ -336,6 +338,7 @@ def end(self: Scheduler, job: Job, fault: Exception = None): # None: it was answ
         for name, m in g.by_drafter.items():
             self.by_drafter.setdefault(name, Counter()).update({k: m[k] for k in ("rounds", "drafted", "accepted")})
     job.put(fault)
+    job.put = job.steer = job.reply = None                      # a reader that knows its job would keep all of it
 
 Scheduler.end = end
 
