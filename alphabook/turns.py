@@ -209,11 +209,11 @@ def trim():
 TRIM = 32                                      # jobs after which it is asked
 
 def few_arenas(n: int = 2):
-    """Ask the allocator (glibc) for no more heaps than these, instead of one for each thread, and for pages of their own
-    for blocks from 4 MiB on. Before there are threads."""
-    try: set = ctypes.CDLL(None).mallopt
+    """Ask the allocator (glibc) for so many heaps, instead of one for each thread, and for pages of their own for blocks
+    from 4 MiB on. Before there are threads."""
+    try: told = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError): return False
-    return all(set(*pair) for pair in ((-8, n), (-3, 4 << 20), (-1, 64 << 20))) # M_ARENA_MAX, M_MMAP_, M_TRIM_THRESHOLD
+    return all(told(*pair) for pair in ((-8, n), (-3, 4 << 20), (-1, 64 << 20)))   # ARENA_MAX, MMAP_, TRIM_THRESHOLD
 
 def admit(self: Scheduler) -> bool: # whether to go on
     "Wait for something to do; give waiting jobs a place."
