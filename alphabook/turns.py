@@ -209,8 +209,8 @@ def trim():
 TRIM = 32                                      # jobs after which it is asked
 
 def few_arenas(n: int = 2):
-    """Ask the allocator (glibc) for so many heaps, instead of one for each thread, and for pages of their own for blocks
-    from 4 MiB on. Before there are threads."""
+    """Ask the allocator (glibc) for so many heaps, instead of one for each thread, and for pages of their own for large
+    blocks, from 4 MiB on. Before there are threads."""
     try: told = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError): return False
     return all(told(*pair) for pair in ((-8, n), (-3, 4 << 20), (-1, 64 << 20)))   # ARENA_MAX, MMAP_, TRIM_THRESHOLD
