@@ -14,7 +14,7 @@ from pydantic import Field
 
 # %% ../nbs/24f_anthropic_api.ipynb #56d4563a
 from .answers import AnswerReader, call_id, template_messages, text_of, whole
-from .openai_api import (Tokens, chat_prompt, event, forced_form, job_timings, message_of,
+from .openai_api import (Tokens, chat_prompt, event, held_calls, job_timings, message_of,
                                   names_of, one_call, tool_wishes, wanted_rule)
 from .service import Answers, ApiError, Sampling, Service, Small, Wish, check_extra
 
@@ -72,7 +72,8 @@ def tools_in(body: CountRequest) -> tuple: # (tools in OpenAI's form, or None; f
         if not isinstance(t.get("name"), str) or not isinstance(t.get("input_schema"), dict):
             raise ApiError(400, "tools: each needs a name and an input_schema", param="tools")
     tools = [dict(type="function", function=dict(name=t["name"], description=t.get("description", ""),
-                                                 parameters=t["input_schema"])) for t in body.tools or []]
+                                                 parameters=t["input_schema"], strict=t.get("strict")))
+             for t in body.tools or []]
     choice = body.tool_choice or dict(type="auto")
     kinds = dict(auto="auto", none="none", any="required", tool=dict(type="function", name=choice.get("name")))
     return tool_wishes(tools, kinds.get(str(choice.get("type")), "unknown"))
@@ -109,8 +110,7 @@ def messages_wishes(service: Service, body: MessagesRequest) -> tuple: # ([Wish]
     if not (budget is None or type(budget) is int and budget >= 0):
         raise ApiError(400, "thinking.budget_tokens: must be a number of tokens", param="thinking")
     wish = Wish(ids, body, "messages", body.stop_sequences or [], body.max_tokens, rule=rule,
-                form=forced_form(service, forced), form_param="tools" if forced else name, opened=opened,
-                thinking=budget)
+                opened=opened, thinking=budget, **held_calls(service, offered, forced, rule, name))
     return [wish], opened, not rule and names_of(offered)
 
 # %% ../nbs/24f_anthropic_api.ipynb #9a63cb0f

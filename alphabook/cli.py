@@ -263,6 +263,7 @@ def check_sampling(args):
                             ("--seed", 0, 2**64 - 1)):
         value = getattr(args, flag[2:].replace("-", "_"))
         if not low <= value <= high: raise ValueError(f"{flag} {value}: must be from {low} to {high}")
+    if "" in args.stop: raise ValueError("--stop: is empty; give the text that ends an answer")
 
 # %% ../nbs/28_cli.ipynb #adc50f7a
 def cmd_plan(args) -> int:
@@ -570,8 +571,10 @@ def check_serve(args):
         if value is not None and not low <= value <= high:
             raise ValueError(f"{flag} {value}: must be from {low} to {high}")
     if not 0 <= args.grace <= 3600: raise ValueError(f"--grace {args.grace}: must be from 0 to 3600")
-    if args.api_key is not None and not (args.api_key.isascii() and args.api_key.strip() == args.api_key != ""):
-        raise ValueError("--api-key: must be ASCII, not empty, without spaces around it")
+    if args.ctx == 1: raise ValueError("--ctx 1: must be at least 2, for a prompt and an answer")
+    key = args.api_key
+    if key is not None and not (key.isascii() and key.isprintable() and key.strip() == key != ""):
+        raise ValueError("--api-key: must be ASCII that can be printed, not empty, without spaces around it")
     pick_backend(args.device)
     with ModelFile(resolve_model(args.model)) as mf: load_config(mf)
 
@@ -623,6 +626,8 @@ def check_counts(args):
     for flag, name, least in (("--ctx", "ctx", 1), ("--threads", "threads", 1), ("-n", "n", -1)):
         value = getattr(args, name, None)
         if value is not None and value < least: raise ValueError(f"{flag} {value}: must be at least {least}")
+    if "" in (model := getattr(args, "model", None), *(model if isinstance(model, list) else ())):
+        raise ValueError("-m: is empty; give a file or the name of a model, or leave it out for the bundled one")
 
 def take_hub(args):
     "Put the file of -hf where -m would be."

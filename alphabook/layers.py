@@ -59,7 +59,8 @@ class Model:
         self.experts = experts
         self.cfg, self.ops, kinds = cfg, backend, [cfg.mixer(i) for i in range(cfg.n_layer)]
         self.kv, self.record = kv, True                      # rounds may be recorded, if the backend can
-        self.tapes, self.came, self.scratch = {}, Counter(), Scratch()         # recordings; rounds that came, how often
+        self.tapes, self.came = {}, Counter()                # recordings; rounds that came, how often
+        self.scratch, self.left = Scratch(), Scratch()       # where they work; where they leave what may be committed
         self.joint = 0                                       # rounds that texts have shared
         self.taps = ()                                       # layers whose input rounds leave for others (chapter 18)
         self.layers = [SimpleNamespace(index=i, slot=kinds[:i].count(kind)) for i, kind in enumerate(kinds)]

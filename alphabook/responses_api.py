@@ -14,7 +14,7 @@ from pydantic import Field
 
 # %% ../nbs/24fa_responses_api.ipynb #08f1929d
 from .answers import ROLES, AnswerReader, call_id, template_messages, text_of
-from .openai_api import (Tokens, chat_logprobs, chat_prompt, event, forced_form, job_timings, message_of,
+from .openai_api import (Tokens, chat_logprobs, chat_prompt, event, held_calls, job_timings, message_of,
                                   names_of, one_call, tool_wishes, wanted_rule)
 from .service import Answers, ApiError, Sampling, Service, Wish, check_extra
 
@@ -76,8 +76,7 @@ def functions_in(tools: list | None) -> list | None: # the interface's flat form
     for t in tools or []:
         if t.get("type") != "function":
             raise ApiError(400, f"tools: {str(t.get('type'))[:40]!r} is not run here; give functions", param="tools")
-    return tools and [dict(type="function", function={k: v for k, v in t.items() if k not in ("type", "strict")})
-                      for t in tools]
+    return tools and [dict(type="function", function={k: v for k, v in t.items() if k != "type"}) for t in tools]
 
 def responses_wishes(service: Service, body: ResponsesRequest) -> tuple: # ([Wish], opened, names of functions)
     "What a request asks for."
@@ -92,8 +91,8 @@ def responses_wishes(service: Service, body: ResponsesRequest) -> tuple: # ([Wis
     text, opened = chat_prompt(service, messages, offered, dict(reasoning_effort=effort) if effort else {})
     top = body.top_logprobs or 0 if "message.output_text.logprobs" in (body.include or []) else None
     wish = Wish(service.ready().tokenizer.encode(text, add_special=False), body, "input", body.stops(),
-                body.max_output_tokens, top=top, rule=None if forced else rule, form=forced_form(service, forced),
-                form_param="tools" if forced else name, opened=opened, thinking=body.thinking_budget)
+                body.max_output_tokens, top=top, rule=None if forced else rule, opened=opened,
+                thinking=body.thinking_budget, **held_calls(service, offered, forced, rule, name))
     return [wish], opened, (not rule or bool(forced)) and names_of(offered)
 
 # %% ../nbs/24fa_responses_api.ipynb #1ec8bb95

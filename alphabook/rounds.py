@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ROWS', 'TAPES', 'COMES', 'enter', 'trunk', 'finish', 'head', 'read_out', 'Aim', 'arrays_of', 'bases_of', 'Recorded',
-           'tokens_of', 'slices_of', 'kind_of', 'recorded', 'experts_for', 'run_round', 'run_together', 'pass_together',
-           'prompt_of', 'prefill']
+           'let_go', 'tokens_of', 'slices_of', 'kind_of', 'recorded', 'experts_for', 'run_round', 'run_together',
+           'pass_together', 'prompt_of', 'prefill']
 
 # %% ../nbs/11c_rounds.ipynb #b14f0ea6
 import weakref
@@ -108,14 +108,15 @@ class Recorded:
             r = open_round(model, *texts[0]) if len(texts) == 1 else open_together(model, texts)
             self.positions = r.positions
             self.hidden, self.logits = read_out(model, trunk(model, self.x, r), want)
-        self.left, self.taps, self.users = [(cache.rows, cache.steps) for cache, _ in texts], r.taps, []   # arrays
         self.logits, = model.scratch.lend(self.tape, self.logits)
+        found = self.hidden, r.taps, [(cache.rows, cache.steps) for cache, _ in texts]
+        self.hidden, self.taps, self.left = model.left.keep(self.tape, found)
         self.aim = Aim(self.tape, [a for cache, _ in texts for a in arrays_of(cache)])
 
     def run(self, model: Model, texts: list): # as recorded → float32 [want, n_vocab]
         "The round for other tokens, at the ends of the texts as they are now."
         for cache, ids in texts: cache.begin(ids)
-        self.let_go()
+        let_go(model)
         self.x[:] = enter(model, tokens_of(texts))
         self.positions[:] = np.concatenate([np.arange(cache.n, cache.n + len(ids)) for cache, ids in texts])
         self.aim(np.concatenate([bases_of(cache) for cache, _ in texts]))
@@ -123,15 +124,15 @@ class Recorded:
         for (cache, ids), (rows, steps), at in zip(texts, self.left, slices_of(texts)):
             cache.rows, cache.steps, cache.written[:] = list(rows), list(steps), cache.n + len(ids)
             cache.hidden, cache.taps = self.hidden[at].copy(), [x[at].copy() for x in self.taps]
-        self.users = [(weakref.ref(cache), cache.rows) for cache, _ in texts]
+        model.left.users = [(weakref.ref(cache), cache.rows) for cache, _ in texts]
         return self.logits.copy()
 
-    def let_go(self):
-        "Texts whose last round is still open get what it left as their own."
-        for cache, rows in ((ref(), rows) for ref, rows in self.users):
-            if cache is None or cache.rows is not rows: continue               # committed, or dropped
-            cache.rows = [x if x is None else x.copy() for x in rows]
-            cache.steps = [s and tuple(x.copy() for x in s) for s in cache.steps]
+def let_go(model: Model):
+    "Texts whose last round is still open get what it left as their own."
+    for cache, rows in ((ref(), rows) for ref, rows in model.left.users):
+        if cache is None or cache.rows is not rows: continue                   # committed, or dropped
+        cache.rows = [x if x is None else x.copy() for x in rows]
+        cache.steps = [s and tuple(x.copy() for x in s) for s in cache.steps]
 
 def tokens_of(texts: list): # of (cache, ids) → int [sum of W]
     "All tokens, text after text."

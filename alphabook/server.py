@@ -40,7 +40,7 @@ from .operation import Log, Note, Watchdog
 from .page import chat_page
 from .responses_api import ResponsesRequest, responses_answer, responses_stream, responses_wishes
 from .service import Answers, ApiError, Body, Service
-from .turns import CLOSING, Refused, Scheduler
+from .turns import CLOSING, Refused, Scheduler, few_arenas
 
 # %% ../nbs/24h_server.ipynb #3cd1fca0
 class Json(JSONResponse):
@@ -401,9 +401,12 @@ class Server(uvicorn.Server):
 def listen(host: str, port: int) -> socket.socket:
     "A listening socket; ValueError names the flag that is wrong."
     if not 0 <= port <= 65535: raise ValueError(f"--port {port}: must be from 0 (any free one) to 65535")
+    if not host or not host.isprintable(): raise ValueError(f"--host {host!a}: give an address, such as 127.0.0.1")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try: return socket.create_server((host, port), family=family, backlog=256)
-    except OSError as e: raise ValueError(f"--host {host} --port {port}: {e.strerror or e}") from None
+    except (OSError, UnicodeError) as e:
+        why = getattr(e, "strerror", None) or e
+        raise ValueError(f"--host {host[:80]} --port {port}: {str(why).partition(' (')[0]}") from None
 
 def serve(load, # function → Engine
           host: str = "127.0.0.1", port: int = 8080, # 0: any free port
@@ -413,6 +416,7 @@ def serve(load, # function → Engine
           grace: float = GRACE, # seconds that answers get to finish when the server is asked to stop
           **limits): # slots, waiting, n_ctx: as of `Scheduler`
     "Serve until SIGINT or SIGTERM. Raises what loading raised."
+    few_arenas()
     sock = listen(host, port)
     where = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
     def told():

@@ -157,6 +157,7 @@ class Wish:
     top: int = None                            # likeliest tokens to list with each token; None: no logprobs
     rule: str = None                           # the answer must fit it: the body of a grammar's rule
     form: str = None                           # or this grammar
+    free: bool = False                         # of which a thought may be a part, for it holds calls only
     form_param: str = "response_format"        # the parameter that asks for it
     opened: bool = None                        # the prompt ends inside a thought; None: it is no chat
     thinking: int = None                       # most tokens of a thought; None: as many as leave room for an answer
@@ -188,11 +189,11 @@ def shape(self: Service, wish: Wish, n: int): # tokens in all → steer, or None
     form = wish.form or wish.rule and body_form(wish.rule, bool(wish.opened))
     try: held = self.grammars.of_form(form) if form else None
     except ValueError as e: raise ApiError(400, str(e), param=wish.form_param, code="invalid_schema") from None
-    if not thinks or held and not wish.opened: return held
-    thought = Thought(self.made.tokenizer, wish.opened, then=held)
+    if not thinks or held and not (wish.opened or wish.free): return held
+    thought = Thought(self.made.tokenizer, wish.opened, then=held if wish.opened else None)
     budget = max(0, n - min(ROOM, n//2) - len(thought.close))
     thought.limit(budget if wish.thinking is None else min(wish.thinking, budget))
-    return thought
+    return thought if wish.opened else one_after_another(thought, held)
 
 def jobs(self: Service, wish: Wish) -> list: # of Job
     "One for each choice. `ApiError` for what can't be done."
@@ -207,7 +208,7 @@ def jobs(self: Service, wish: Wish) -> list: # of Job
                   steer=one_after_another(push, self.shape(wish, n)))
         job.logprobs = []
         if wish.top is not None:
-            job.watch = lambda row, id, job=job: job.logprobs.append((id, *log_probs(row, id, wish.top)))
+            job.watch = lambda row, id, out=job.logprobs: out.append((id, *log_probs(row, id, wish.top)))
         out.append(job)
     return out
 

@@ -394,24 +394,41 @@ def empty(shape, dtype=np.float32): # uninitialized array
 
 # %% ../nbs/09b_tape.ipynb #2424cda7
 class Scratch:
-    "Passing memory of tapes that are never played at the same time."
-    def __init__(self): self.memory = np.empty(0, np.uint8)
+    "Memory of tapes that are never played at the same time."
+    def __init__(self): self.memory, self.users = np.empty(0, np.uint8), []    # users: who has not taken what is theirs
 
     def lend(self, tape: Tape, # closed, and not played yet
              *read): # its arrays that are read before another tape is played → list of them, where they are then
         "Let what nobody uses later lie here."
         there, free = {address(a) for a in read}, {id(b) for b in tape.pool.free}
-        passing = sorted((b for b in tape.pool.blocks if id(b) in free or address(b) in there), key=address)
-        starts, sizes = (np.array([f(b) for b in passing], np.int64) for f in (address, len))
+        passing = [b for b in tape.pool.blocks if id(b) in free or address(b) in there]
+        gone = {id(b) for b in passing}
+        tape.blocks, tape.pool = [b for b in tape.pool.blocks if id(b) not in gone], []
+        return self.move(tape, passing, list(read))
+
+    def keep(self, tape: Tape, # lent already
+             left): # lists and tuples of its arrays → the same, where they are then
+        "Let what it leaves lie here, too: `users` are those for whom it has to be copied before another is played."
+        blocks, tape.blocks = tape.blocks, []
+        return self.move(tape, blocks, left)
+
+    def move(self, tape, blocks, found): # found: as `left`
+        blocks = sorted(blocks, key=address)
+        starts, sizes = (np.array([f(b) for b in blocks], np.int64) for f in (address, len))
         ends = np.cumsum(-(-sizes//64)*64)
-        room = int(ends[-1]) if passing else 0
+        room = int(ends[-1]) if blocks else 0
         if room > len(self.memory): self.memory = np.frombuffer(mmap.mmap(-1, 2*room), np.uint8)
-        places = np.concatenate([[0], ends])[:len(passing)]
-        if passing: self.turn(tape, starts, sizes, address(self.memory) + places - starts)
-        passing = {id(b) for b in passing}
-        tape.pool, tape.blocks = self.memory, [b for b in tape.pool.blocks if id(b) not in passing]
-        found = dict(zip(starts.tolist(), places.tolist()))
-        return [np.frombuffer(self.memory, a.dtype, a.size, found[address(a)]).reshape(a.shape) for a in read]
+        shifts = address(self.memory) + np.concatenate([[0], ends])[:len(blocks)] - starts
+        if blocks: self.turn(tape, starts, sizes, shifts)
+        tape.pool.append(self.memory)                        # stays as long as the tape
+        return self.moved(found, starts, sizes, shifts)
+
+    def moved(self, x, starts, sizes, shifts): # an array, None, or a list or tuple of such
+        if x is None: return x
+        if isinstance(x, (list, tuple)): return type(x)(self.moved(y, starts, sizes, shifts) for y in x)
+        i = int(np.searchsorted(starts, address(x), "right")) - 1
+        if i < 0 or address(x) >= starts[i] + sizes[i]: return x                # was not in the tape's memory
+        return np.ndarray(x.shape, x.dtype, self.memory, int(address(x) + shifts[i]) - address(self.memory), x.strides)
 
     def turn(self, tape, starts, sizes, shifts): # int64 [blocks], ascending
         "Arguments that point into blocks point elsewhere."

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CLOSING', 'OTHER', 'TRIM', 'Refused', 'Left', 'Job', 'per_second', 'timings', 'shared', 'best_session', 'Sharing',
-           'Scheduler', 'work', 'trim', 'admit', 'warm_up', 'warm_together', 'begin', 'read_on', 'turn', 'shared_round',
-           'step', 'end', 'close']
+           'Scheduler', 'work', 'trim', 'few_arenas', 'admit', 'warm_up', 'rehearse', 'warm_together', 'begin',
+           'read_on', 'turn', 'shared_round', 'step', 'end', 'close']
 
 # %% ../nbs/24a_turns.ipynb #ea9d1c63
 import ctypes
@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .engine import Engine, Session, checked, run
-from .policy import Prices, measure_rounds
+from .policy import WIDTHS, Prices, measure_rounds
 from .replies import Generation, Reply, advance_together
+from .rounds import run_together
 
 # %% ../nbs/24a_turns.ipynb #1faabc70
 class Refused(Exception):
@@ -207,6 +208,13 @@ def trim():
 
 TRIM = 32                                      # jobs after which it is asked
 
+def few_arenas(n: int = 2):
+    """Ask the allocator (glibc) for so many heaps, instead of one for each thread, and for pages of their own for large
+    blocks, from 4 MiB on. Before there are threads."""
+    try: told = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError): return False
+    return all(told(*pair) for pair in ((-8, n), (-3, 4 << 20), (-1, 64 << 20)))   # ARENA_MAX, MMAP_, TRIM_THRESHOLD
+
 def admit(self: Scheduler) -> bool: # whether to go on
     "Wait for something to do; give waiting jobs a place."
     with self.lock:
@@ -226,9 +234,22 @@ def warm_up(self: Scheduler):
     for _ in run(self.engine, Generation(), [i % 7 for i in range(min(70, self.n_ctx//2))], 4, session=session): pass
     session.reuse([])
     self.sessions.append(session)
+    if session.hosted: self.rehearse(session)
     if not self.shares: return
     if not session.hosted: return self.warm_together()
     self.sharing = Sharing(self.engine.prices or measure_rounds(self.engine.model, session.cache, (1, 2, 4), 0.1))
+
+def rehearse(self: Scheduler, session: Session, seconds: float = 1.0): # empty; after which no other round is begun
+    "Rounds that will come, the widest first, so that they are recorded and have their memory."
+    model, late = self.engine.model, time.perf_counter() + seconds
+    if not (model.record and hasattr(model.ops, "recording")) or model.cfg.streams or model.experts: return
+    others = [model.new_cache(self.n_ctx, 0) for _ in range(self.slots - 1)]
+    rounds = [[(session.cache, w)] for w in WIDTHS[::-1] if w <= session.cache.room and (session.policy or w == 1)]
+    if others: rounds.insert(1, [(cache, 1) for cache in (session.cache, *others)])
+    for texts in rounds:
+        if time.perf_counter() > late or self.state != "loading": break
+        run_together(model, [(cache, [i % 7 for i in range(w)]) for cache, w in texts])
+    session.cache.drop()
 
 def warm_together(self: Scheduler):
     "The memory of all answers at a time, on a GPU, and a shared round of each number of them."
@@ -249,7 +270,8 @@ def begin(self: Scheduler, job: Job): # yields Token
     job.reply = Reply(self.engine, job.session, job.g, ids, n, job.stop, job.watch, job.steer, sampling)
     return job.reply.begin(lambda done, total: self.read_on(job, done, total))
 
-Scheduler.warm_up, Scheduler.warm_together, Scheduler.begin = warm_up, warm_together, begin
+Scheduler.warm_up, Scheduler.rehearse, Scheduler.warm_together = warm_up, rehearse, warm_together
+Scheduler.begin = begin
 
 # %% ../nbs/24a_turns.ipynb #f215cba1
 def read_on(self: Scheduler, job: Job, # whose prompt is being read
@@ -316,6 +338,7 @@ def end(self: Scheduler, job: Job, fault: Exception = None): # None: it was answ
         for name, m in g.by_drafter.items():
             self.by_drafter.setdefault(name, Counter()).update({k: m[k] for k in ("rounds", "drafted", "accepted")})
     job.put(fault)
+    job.put = job.steer = job.reply = None                      # a reader that knows its job would keep all of it
 
 Scheduler.end = end
 

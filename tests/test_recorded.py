@@ -68,6 +68,21 @@ def test_texts_share_recordings_and_nothing_else(models):
         assert same(got[0], want) and same(got[1], run_round(eager, cache, [4]))
 
 
+def test_what_recordings_leave_shares_one_memory(models):
+    "Rounds of other widths may come before a commit, of a part too; what all recordings keep is what one keeps."
+    taped, eager = models
+    def game(model):
+        one, two, out = model.new_cache(40), model.new_cache(40), []
+        for cache, ids in ((one, IDS[:9]), (two, IDS[20:29])): prefill(model, cache, ids)
+        out += [run_round(model, one, IDS[9:14]), run_round(model, two, IDS[29:32]), run_round(model, two, IDS[29:30])]
+        hidden = one.hidden.copy()
+        one.commit(11), two.commit(10)
+        return [*out, hidden, run_round(model, two, [4, 5, 6]), run_round(model, one, [4]), run_round(model, one, IDS[11:13])]
+    assert all(map(same, game(taped), game(eager)))
+    tapes = [t for t in taped.tapes.values() if t.ops is cpu]
+    assert len(tapes) > 3 and not any(t.tape.blocks for t in tapes) and len({id(t.tape.pool[-1]) for t in tapes}) < len(tapes)
+
+
 def test_the_logits_are_the_callers(models):
     "A later round doesn't write into what an earlier one returned."
     cache = models[0].new_cache(40)

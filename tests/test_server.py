@@ -244,6 +244,68 @@ def test_tools_on_a_template_that_knows_none_and_calls_of_what_is_not_there(tmp_
     call = '<tool_call>\n{"name": "rm", "arguments": {}}\n</tool_call>'
     assert AnswerReader(tools={"now"}).push(call, final=True) == [("content", call)]
 
+def strict(*tools): return [dict(t, function=dict(t["function"], strict=True)) for t in tools]
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_strict_function_is_held_to_its_schema_if_it_is_called(engine, opened):
+    "Whatever a model would like to say, what is read as a call fits. Through every interface, with a thought before it or not."
+    pytest.importorskip("llguidance")
+    from types import SimpleNamespace
+    import numpy as np
+    from alphabook.answers import read_answer
+    from alphabook.anthropic_api import MessagesRequest, messages_wishes
+    from alphabook.openai_api import ChatRequest, chat_wishes
+    from alphabook.responses_api import ResponsesRequest, responses_wishes
+    from alphabook.service import Service
+    service = Service(SimpleNamespace(state="ready", engine=engine, n_ctx=1024))
+    service.ready(); service.close()
+    class Said:
+        source = "<tool_call> tools <think>"
+        def render(self, messages, tools, **more): return f"{json.dumps(tools)}\nassistant:" + "<think>\n"*opened
+    service.template = Said()
+    tool = dict(name="weather", input_schema=CITY, strict=True)
+    bodies = [(chat_wishes, ChatRequest(messages=CHAT, tools=strict(*TOOLS[:1]), max_tokens=400)),
+              (messages_wishes, MessagesRequest(messages=CHAT[1:], max_tokens=400, tools=[tool])),
+              (responses_wishes, ResponsesRequest(input="x", max_output_tokens=400, tools=[dict(type="function", name="weather", parameters=CITY, strict=True)]))]
+    tk, seen = engine.tokenizer, []
+    thought = "</think>\n\n"*opened
+    likes = ['<tool_call>\n{"name": "weather", "arguments": {"town": 5}}\n</tool_call>', 'So:\n<tool_call>\n{"name": "fly", "arguments": {}}\n</tool_call>',
+             '{"name": "weather", "arguments": {}}', "<function=weather>{}</function>", '<tool_call>\n{"arguments": {"city": "x", "y": 1}, "name": "weather"}\n</tool_call>',
+             '<think>x</think>\n{"name": "weather", "arguments": {}}']
+    for wishes, body in bodies:
+        [wish], was_opened, names = wishes(service, body)
+        assert '"strict"' not in tk.decode(wish.ids) and wish.free and was_opened == opened and names == {"weather"}
+        for like in likes:
+            [job] = service.jobs(wish)
+            said, wants, rng = [], tk.encode(thought + like, add_special=False), np.random.default_rng(len(like))
+            while len(said) < 120:
+                row = rng.normal(size=engine.cfg.n_vocab).astype(np.float32)
+                row[min(tk.eog_ids)] = 5
+                if wants: row[wants.pop(0)] = 100
+                id = int(np.argmax(job.steer(row, said)))
+                if id in tk.eog_ids: break
+                said.append(id)
+            calls = read_answer(tk.decode(said), opened, names)["calls"]
+            seen += calls
+            for call in calls: assert call["name"] == "weather" and set(call["arguments"]) == {"city"} and len(call["arguments"]["city"]) <= 9
+    assert len(seen) > 5
+    [wish], *_ = chat_wishes(service, ChatRequest(messages=CHAT, tools=TOOLS))
+    assert wish.form is None                                    # nothing is strict, nothing is held
+
+def test_strict_where_it_cant_be_kept(server, engine, tmp_path_factory):
+    for wrong in (dict(TOOLS[0]["function"], strict="yes"), dict(name="f", parameters=dict(type="nonsense"), strict=True)):
+        status, answer = post(server, "/v1/chat/completions", messages=CHAT, tools=[dict(type="function", function=wrong)], max_tokens=3)
+        assert status == 400 and answer["error"]["param"] == "tools", answer
+    assert post(server, "/v1/chat/completions", messages=CHAT, tools=strict(*TOOLS), max_tokens=9)[0] == 200
+    source = "{% if tools %}[TOOLS]{{ tools }}{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+    p, address = start("--ctx", 1024, "--api-key", KEY, model=with_template(tmp_path_factory.mktemp("other") / "other.gguf", source))
+    try:
+        status, answer = post(address, "/v1/chat/completions", messages=CHAT, tools=strict(*TOOLS), max_tokens=9)
+        assert (status, answer["error"]["code"]) == (400, "unsupported_parameter") and "form that isn't known" in answer["error"]["message"]
+        assert post(address, "/v1/chat/completions", messages=CHAT, tools=TOOLS, max_tokens=9)[0] == 200
+        assert post(address, "/v1/chat/completions", messages=CHAT, tools=strict(*TOOLS), max_tokens=60, tool_choice="required")[0] == 200
+    finally: p.kill()
+
 def test_several_prompts_in_one_request(server, engine, openai_client):
     prompts = [PROMPT, "import os\n", PROMPT]
     want = [engine.generate(p, n=12).text for p in prompts]
