@@ -399,7 +399,7 @@ def gdn(S, # float32 [V, D, D], or [2, V, D, D] with `turn`: the state before; n
     return o, new
 
 # %% ../nbs/10l_gpu_hybrid.ipynb #91796d04
-def replay(S, # float32 [2, layers, V, D, D]: S[turn] is the state before the round
+def replay(S, # float32 [2, layers, V, D, D]: S[turn] is the state before the round; some of the layers will do
            k, v, decay, beta, # of W rows of the round, [layers, W, …]; views of a wider round will do
            turn, # int32 [1]
            rows, # int32 [1]: how many rows were accepted, on the device; of each text
@@ -410,7 +410,7 @@ def replay(S, # float32 [2, layers, V, D, D]: S[turn] is the state before the ro
     check_gdn(S, v)
     texts, few = (len(rows), dict(n_texts=len(rows))) if seats else (1, {})
     launch(k_gdn, (triton.cdiv(D, 4), V, layers*texts), S, S, k, k, v, decay, beta, k, turn, rows, W//texts,
-           layers*V*D*D, V*D*D, v.stride(0)//(V*D), warps=1, K=k.shape[2], V=V, D=D, B=4, TILED=tiled, TURNS=True,
+           S.stride(0), V*D*D, v.stride(0)//(V*D), warps=1, K=k.shape[2], V=V, D=D, B=4, TILED=tiled, TURNS=True,
            REPLAY=True, **few, **seated(seats))
 
 # %% ../nbs/10l_gpu_hybrid.ipynb #7cf93967

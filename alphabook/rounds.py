@@ -243,12 +243,17 @@ def prefill(model: Model, cache: Cache, ids, # int [n ≥ 1]: the prompt, or wha
             seen = None, # called with (ids, `cache.hidden`) of each chunk when it is committed
             ): # float32 [n_vocab]: logits after the last token
     "Read a prompt in rounds of `chunk` rows and commit it; leaves checkpoints near its end and at its end."
-    for start in range(0, len(ids), chunk):
-        rows = ids[start:start + chunk]
-        if start + chunk >= len(ids): cache.checkpoint()
-        with prompt_of(model): logits = run_round(model, cache, rows, want=1, tail=1 < len(rows) < chunk)
-        cache.commit(cache.n + len(rows))
+    many, done = getattr(model, "rows_at_once", lambda cache, n: 0), 0
+    while done < len(ids):
+        n = many(cache, len(ids) - done)                     # 0, or what a card reads a layer at a time (chapter 20d)
+        rows = ids[done:done + (n or chunk)]
+        done += len(rows)
+        if done == len(ids): cache.checkpoint()
+        if n: logits = model.read_many(cache, rows)
+        else:
+            with prompt_of(model): logits = run_round(model, cache, rows, want=1, tail=1 < len(rows) < chunk)
+            cache.commit(cache.n + len(rows))
         if seen: seen(rows, cache.hidden)
-        if progress: progress(start + len(rows), len(ids))
+        if progress: progress(done, len(ids))
     cache.checkpoint()
     return logits[0]

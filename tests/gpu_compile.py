@@ -15,13 +15,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import alphabook.gpu_functions as functions
-from alphabook import (doorbell, resolved, gpu_block, gpu_copying, gpu_acts as acts, gpu_attention as attention, gpu_experts as experts, gpu_heads as heads, gpu_hybrid as hybrid,
+from alphabook import (doorbell, resolved, streaming, gpu_block, gpu_copying, gpu_acts as acts, gpu_attention as attention, gpu_experts as experts, gpu_heads as heads, gpu_hybrid as hybrid,
                        gpu_matrices as matrices, gpu_mtp as mtp, gpu_norms as norms, gpu_products as products,
                        gpu_rounds as rounds, gpu_sampling as sampling, gpu_streams as streams, gpu_together as together, gpu_tokens as tokens, gpu_verdicts as verdicts)
 from alphabook.elementary import rope_steps
 from alphabook.gpu_weights import packing
 
-MODULES = functions, norms, acts, products, experts, matrices, heads, attention, tokens, hybrid, streams, sampling, rounds, verdicts, together, mtp, doorbell, resolved, gpu_block, gpu_copying
+MODULES = functions, norms, acts, products, experts, matrices, heads, attention, tokens, hybrid, streams, sampling, rounds, verdicts, together, mtp, doorbell, resolved, streaming, gpu_block, gpu_copying
 TYPES = {torch.float32: '*fp32', torch.float16: '*fp16', torch.int64: '*i64', torch.int32: '*i32', torch.int16: '*i16', torch.int8: '*i8', torch.uint8: '*u8'}
 
 
@@ -170,6 +170,8 @@ def store_calls(rand, ints, i32):
             _, _, join = resolved.ExpertStore.resolve(s, Some(index=layer), Some(x=rand(W, n)), int32(W, k), None)
         join(rand(W, k, n)[:, :-1], rand(W, 8), rand(W, n), rand(W, 1), rand(W, n))
         join(rand(W, k, n), rand(W, 9))
+    passes = Some(store=Some(passing=int32(40, E), bank_of=s.bank_of))
+    streaming.Pass.resolve(passes, Some(index=1), None, int32(64, k), None)
 
 
 def draft_calls(rand, ints, i32):

@@ -2,7 +2,8 @@
 
     python gpu_experts.py bits        # the bundled model against its recorded rows, with all, no, random, some experts in slots
     python gpu_experts.py bell        # what a ring costs: there and back, without anything to compute
-    python gpu_experts.py speed       # a published shape under a cap, on made-up sticky routes; ids and logits compared
+    python gpu_experts.py speed       # a published shape under a cap, on made-up sticky routes; ids and logits compared;
+                                      # its prompts with missing experts computed by the CPU, and streamed (chapter 20d)
     python gpu_experts.py all         # the three, in --seconds; results to --out as JSON
     python gpu_experts.py tiers       # caps of the card × of RAM (chapter 21c): a short prompt, a long one, a new long one; what the plan says beside it
 
@@ -131,15 +132,16 @@ def pattern():
     path = HERE/"mini_routes.npz"
     return load_trace(path)
 
-def speed(out, like=LIKE, layers=None, caps="all,16,24,0", tokens=128, prompt=512, passes=3, path=None, workers=None, bound=1, ctx=4096):
+def speed(out, like=LIKE, layers=None, caps="all,16,24,0", tokens=128, prompt=512, passes=3, path=None, workers=None, bound=1, ctx=4096, long=(2048,)):
     "Rows: decode and prompt speeds by cap, with what a round's time consists of; ids and last logits compared between caps."
     import torch
     from alphabook.config import load_config
     from alphabook.doorbell import BELL, PROGRAM, ANSWER
     from alphabook.experts import Trace, skew, sticky_trace, stickiness
-    from alphabook.gpu_rounds import GpuModel
     from alphabook.modelfile import ModelFile
-    from alphabook.resolved import ExpertStore
+    from alphabook.gpu_verdicts import GpuModel
+    from alphabook.rounds import prefill
+    from alphabook.streaming import StreamingStore
     t0, rows = time.time(), []
     def row(arm, value, unit, spread=0.0, n=1, **more):
         rows.append(dict(model=like, quantization="Q4_K_M", arm=arm, context=prompt, width=1, value=value, unit=unit, spread=spread, n=n, **more))
@@ -163,20 +165,40 @@ def speed(out, like=LIKE, layers=None, caps="all,16,24,0", tokens=128, prompt=51
         how = dict(part=1.0) if cap == "all" else dict(part=0.0, bound=0) if cap == "0" else dict(part=float(cap)) if cap.startswith("0.") else dict(vram=int(cap)*GB)
         if gpu: torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated() if gpu else 0
-        store = ExpertStore(mf, cfg, ranking=ranking, workers=workers, **(dict(bound=bound, n_ctx=ctx) | how), say=print)
+        store = StreamingStore(mf, cfg, ranking=ranking, workers=workers, **(dict(bound=bound, n_ctx=ctx) | how), say=print)
         store.cpu.update(near); store.patience = min(store.patience, 4_000_000)
         model = GpuModel(mf, cfg, store=store)
         near = store.cpu
         name = {"all": "all in slots", "0": "none in slots"}.get(cap, f"cap {cap} GiB") + f", {len(store.workers.cores)} workers"
         n_slots = sum(int((b.owner >= 0).sum()) for b in store.banks)
         row(f"{name}, loaded", time.time() - start, "s", slots=n_slots, experts=cfg.n_expert*cfg.n_layer, workers=len(store.workers.cores))
-        cache = model.new_cache(prompt + passes*tokens + 64)
+        cache = model.new_cache(max(prompt + passes*tokens, *(long if store.shelves else (0,))) + 64)
         def read():
             for i in range(0, prompt, 64): y = model.run_round(cache, text[i:i + 64], want=1); cache.commit(i + len(text[i:i + 64]))
             return y
         row(f"{name}, first prompt and recording", timed(read), "s")
         cache.rollback(0)
         t = timed(read); row(f"{name}, prompt", prompt/t, "tok/s", ms=t*1e3)
+        if store.shelves:
+            store.prices.learn_round(t/(prompt/64))                # what the rule then chooses, see below
+            round_ = store.prices.round
+            for n in dict.fromkeys((prompt, *long)):
+                long_text, got = (text*(n//len(text) + 1))[:n], []
+                def streamed():
+                    cache.rollback(0); store.prices.round = None                # always
+                    return prefill(model, cache, long_text)
+                t = timed(streamed); row(f"{name}, first streamed prompt of {n} and recording", t, "s")
+                for _ in range(passes): got.append(n/timed(lambda: got.append(streamed().tobytes())))
+                said_, got = got[::2], got[1::2]
+                if n == prompt:
+                    cache.rollback(0); want = read().tobytes(); same = all(s == want for s in said_)
+                row(f"{name}, streamed prompt of {n}", statistics.median(got), "tok/s", max(got) - min(got), len(got), same_logits=same if n == prompt else None,
+                    fetched=store.plan.missing, lent=store.plan.aside, pcie=store.prices.speed/1e9, copies_ms=store.prices.copy(store.plan.missing, store.plan.aside)*1e3, values=got)
+            cache.rollback(0); read()                              # decoding goes on from here
+            store.prices.round = round_
+            row(f"{name}, rule", next((n for n in range(64, 1025, 64) if store.prices.is_better(n, store.plan.missing, store.plan.aside)), 0), "rows from which experts are streamed",
+                round_ms=round_*1e3, pass_ms_a_round=store.prices.rows and store.prices.rows*1e3)
+            store.granted = 0
         if not tokens: continue
         said, times, notes = [text[-1]], [], []
         model.continue_text(cache, said[-1], 2); cache.n = prompt; model.continue_text(cache, said[-1], 2); cache.n = prompt      # recorded
