@@ -127,7 +127,8 @@ class Page:
         flags = {m.group(1): m.group(2) for line in lines if (m := re.match(r"#\|\s*([\w-]+):?\s*(.*)", line))}
         if flags.keys() & {"hide", "default_exp"} or flags.get("include") == "false": return ""
         source = "\n".join(line for line in lines if not line.startswith("#|")).strip()
-        out = "" if flags.get("output") == "false" else "".join(self.output(o) for o in cell.outputs)
+        silent = source.splitlines()[-1:] and source.splitlines()[-1].startswith("os.environ.setdefault(")   # its value tells nothing
+        out = "" if silent or flags.get("output") == "false" else "".join(self.output(o) for o in cell.outputs)
         return (self.source(source, flags) if source and flags.get("echo") != "false" else "") + out
 
     def source(self, source: str, flags: dict) -> str:
