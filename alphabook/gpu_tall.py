@@ -7,7 +7,7 @@ __all__ = ['meet', 'has_tall', 'results', 'words', 'copies', 'line', 'weights_of
            'act_rows', 'columns_at', 'room', 'fetch', 'scales', 'add_group', 'groups_sum', 'offsets_sum', 'leaf_of',
            'rows_times_columns', 'store_columns', 'tall_kernel']
 
-# %% ../nbs/10ea_gpu_tall.ipynb #6878e868
+# %% ../nbs/10ea_gpu_tall.ipynb #68d8c638
 from functools import cache
 
 import torch
@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from .gpu_functions import INTERPRET, MAGIC, MAGIC_BITS, begin
 from .gpu_leaves import MOVE, decode, group_scale, half, of
 
-# %% ../nbs/10ea_gpu_tall.ipynb #2cb872ad
+# %% ../nbs/10ea_gpu_tall.ipynb #0a956d58
 meet = getattr(gl, "barrier", None) or gl.thread_barrier        # all warps of a program; Triton 3.7 renamed it
 
 @cache
@@ -27,7 +27,7 @@ def has_tall() -> bool:
     "Whether this card has the instruction."
     return not INTERPRET and torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 
-# %% ../nbs/10ea_gpu_tall.ipynb #829d51f3
+# %% ../nbs/10ea_gpu_tall.ipynb #a78fb9d8
 @gluon.constexpr_function
 def results(NC, WARPS):
     "Where a warp group has the results of 16·WARPS rows × NC columns."
@@ -38,7 +38,7 @@ def words(WARPS):
     "A tile a warp, four words in turn a thread."
     return gl.BlockedLayout([1, 4], [1, 32], [WARPS, 1], [1, 0])
 
-# %% ../nbs/10ea_gpu_tall.ipynb #deeca43c
+# %% ../nbs/10ea_gpu_tall.ipynb #3eff60fa
 @gluon.constexpr_function
 def copies(WARPS):
     "Rows of eight words, sixteen bytes a thread."
@@ -49,7 +49,7 @@ def line(WARPS):
     "Numbers in a row."
     return gl.BlockedLayout([4], [32], [WARPS], [0])
 
-# %% ../nbs/10ea_gpu_tall.ipynb #ce3930c8
+# %% ../nbs/10ea_gpu_tall.ipynb #1a60de0b
 @gluon.jit
 def weights_of(w, NC: gl.constexpr, WARPS: gl.constexpr):
     "Words [WARPS, g t r i] as int8 [16·WARPS, 32] where a warp group wants them: names only, no data moves."
@@ -65,7 +65,7 @@ def begin_dot(w, x, zero, NC: gl.constexpr, WARPS: gl.constexpr):
     "Weights times the activations [NC, 32] that lie in shared memory: begun, not awaited."
     return warpgroup_mma(weights_of(w, NC, WARPS), x.permute((1, 0)), zero, use_acc=False, is_async=True)
 
-# %% ../nbs/10ea_gpu_tall.ipynb #d4b8051a
+# %% ../nbs/10ea_gpu_tall.ipynb #4fa34824
 @gluon.jit
 def tiles_at(p_w, block, T, NB, NC: gl.constexpr, WARPS: gl.constexpr, TYPE: gl.constexpr):
     "Where the tiles of a block of rows lie, their offsets and their rows' scales; which words of offsets there are."
@@ -78,7 +78,7 @@ def tiles_at(p_w, block, T, NB, NC: gl.constexpr, WARPS: gl.constexpr, TYPE: gl.
     rows = p_w + gl.minimum(n//16, T - 1)*NB*of(TYPE, "words")
     return p + e, p + of(TYPE, "o_min") + e//16*G + e % 16, (e % 16 < G) & (tile >= 0), rows, n
 
-# %% ../nbs/10ea_gpu_tall.ipynb #b4610af4
+# %% ../nbs/10ea_gpu_tall.ipynb #fbf556ed
 @gluon.jit
 def load_words(at, o, TYPE: gl.constexpr):
     "A superblock's planes of codes, offsets, words of scales and of floats."
@@ -95,7 +95,7 @@ def load_words(at, o, TYPE: gl.constexpr):
     for i in gl.static_range(NF): P = P + (gl.load(rows + (o + of(TYPE, "o_float") + i) + slot*NF),)
     return P
 
-# %% ../nbs/10ea_gpu_tall.ipynb #cfa72b5e
+# %% ../nbs/10ea_gpu_tall.ipynb #181833e3
 @gluon.jit
 def act_rows(c, p_rows, first, last, PER: gl.constexpr):
     "The row of activations of column c of those from `first` on; beyond the last: the last one's."
@@ -103,7 +103,7 @@ def act_rows(c, p_rows, first, last, PER: gl.constexpr):
     if PER > 0: row = gl.load(p_rows + row)//PER
     return row
 
-# %% ../nbs/10ea_gpu_tall.ipynb #6ebf3ff2
+# %% ../nbs/10ea_gpu_tall.ipynb #54b32558
 @gluon.jit
 def columns_at(p_f, p_a, p_s, p_m, p_d, p_rows, first, last, S: gl.constexpr, TYPE: gl.constexpr, NC: gl.constexpr,
                WARPS: gl.constexpr, PER: gl.constexpr):
@@ -120,7 +120,7 @@ def columns_at(p_f, p_a, p_s, p_m, p_d, p_rows, first, last, S: gl.constexpr, TY
     d = act_rows(gl.arange(0, NC, line(WARPS)), p_rows, first, last, PER)
     return p_f + (i//NC*S + x)[:, None]*8 + k, p_m, p_a + a, p_s + a, p_d + d
 
-# %% ../nbs/10ea_gpu_tall.ipynb #54e7e79b
+# %% ../nbs/10ea_gpu_tall.ipynb #590ef33a
 @gluon.jit
 def room(TYPE: gl.constexpr, NC: gl.constexpr):
     "Shared memory for two superblocks of activations: words, scales, d, and digits or sums."
@@ -135,7 +135,7 @@ def room(TYPE: gl.constexpr, NC: gl.constexpr):
     else: m = gl.allocate_shared_memory(gl.float32, [2, 8*NC], LINE)
     return x, a, d, m
 
-# %% ../nbs/10ea_gpu_tall.ipynb #1a82dede
+# %% ../nbs/10ea_gpu_tall.ipynb #c896385c
 @gluon.jit
 def fetch(M, stage, at, b, S: gl.constexpr, TYPE: gl.constexpr):
     "Activations of superblock b on their way to shared memory."
@@ -148,7 +148,7 @@ def fetch(M, stage, at, b, S: gl.constexpr, TYPE: gl.constexpr):
         async_copy.async_copy_global_to_shared(M[3].index(stage), p_more)
     async_copy.commit_group()
 
-# %% ../nbs/10ea_gpu_tall.ipynb #5ac4ff00
+# %% ../nbs/10ea_gpu_tall.ipynb #d0bb4d04
 @gluon.jit
 def scales(a, TYPE: gl.constexpr):
     "Scales of activations as they are used: integers, or floats less the power of two of `decode`."
@@ -174,7 +174,7 @@ def add_group(t, v, u, J: gl.constexpr, P, a, B, TYPE: gl.constexpr, NC: gl.cons
     elif of(TYPE, "has_scale"): return t + v*a[None, :]*group_scale(P[NP + J//4], J % 4, TYPE)[:, None]
     else: return t + v*a[None, :]
 
-# %% ../nbs/10ea_gpu_tall.ipynb #b59b6f16
+# %% ../nbs/10ea_gpu_tall.ipynb #80e3c6a5
 @gluon.jit
 def groups_sum(P, x, A, B, zero, t, TYPE: gl.constexpr, NC: gl.constexpr, WARPS: gl.constexpr):
     "All groups of a superblock, each dot on its way while the one before is scaled; of types without offsets: halves."
@@ -200,7 +200,7 @@ def groups_sum(P, x, A, B, zero, t, TYPE: gl.constexpr, NC: gl.constexpr, WARPS:
             if HALVES: u = u_next
     return f, t
 
-# %% ../nbs/10ea_gpu_tall.ipynb #c3b0228c
+# %% ../nbs/10ea_gpu_tall.ipynb #36053164
 @gluon.jit
 def offsets_sum(w, m, zero, NC: gl.constexpr, WARPS: gl.constexpr):
     "Σ offset·a·(sum of activations), the sums in digits of 7 bits, the highest first."
@@ -208,7 +208,7 @@ def offsets_sum(w, m, zero, NC: gl.constexpr, WARPS: gl.constexpr):
     M = warpgroup_mma(weights_of(w, NC, WARPS), m.slice(NC, NC).permute((1, 0)), M) << 7
     return warpgroup_mma(weights_of(w, NC, WARPS), m.slice(0, NC).permute((1, 0)), M)
 
-# %% ../nbs/10ea_gpu_tall.ipynb #58717457
+# %% ../nbs/10ea_gpu_tall.ipynb #2a54f044
 @gluon.jit
 def leaf_of(P, M, stage, zero, none, TYPE: gl.constexpr, NC: gl.constexpr, WARPS: gl.constexpr):
     "What a superblock contributes, [16·WARPS, NC]."
@@ -225,7 +225,7 @@ def leaf_of(P, M, stage, zero, none, TYPE: gl.constexpr, NC: gl.constexpr, WARPS
         else: t = half(P[END], TYPE)[:, None]*(f + t.to(gl.float32))
     return t*(M[2].index(stage).load(gl.SliceLayout(0, results(NC, WARPS)))*of(TYPE, "fold"))[None, :]
 
-# %% ../nbs/10ea_gpu_tall.ipynb #76a31162
+# %% ../nbs/10ea_gpu_tall.ipynb #731c2ec8
 @gluon.jit
 def rows_times_columns(weights, columns, M, NB, S: gl.constexpr, TYPE: gl.constexpr, NC: gl.constexpr,
                        WARPS: gl.constexpr):
@@ -249,7 +249,7 @@ def rows_times_columns(weights, columns, M, NB, S: gl.constexpr, TYPE: gl.conste
     async_copy.wait_group(0)
     return acc
 
-# %% ../nbs/10ea_gpu_tall.ipynb #d37b6b81
+# %% ../nbs/10ea_gpu_tall.ipynb #5b06bcd2
 @gluon.jit
 def store_columns(y, n, N, p_y, p_add, p_bias, p_rows, first, last, EPILOGUE: gl.constexpr, PER: gl.constexpr):
     "Results to their rows; EPILOGUE: 1: something is added, 2: a bias is added, 3: both."
@@ -261,7 +261,7 @@ def store_columns(y, n, N, p_y, p_add, p_bias, p_rows, first, last, EPILOGUE: gl
     if EPILOGUE % 2 == 1: y += gl.load(p_add + at, mask=ok, other=0.0)
     gl.store(p_y + at, y, mask=ok)
 
-# %% ../nbs/10ea_gpu_tall.ipynb #adbd4a2d
+# %% ../nbs/10ea_gpu_tall.ipynb #73b62d5f
 @gluon.jit(do_not_specialize=["W", "N", "T", "NB"])
 def tall_kernel(p_w, p_f, p_a, p_s, p_m, p_d, p_y, p_add, p_bias, W, N, T, NB, p_rows, p_start, p_expert, p_count,
                 S: gl.constexpr, TYPE: gl.constexpr, NC: gl.constexpr, WARPS: gl.constexpr, EPILOGUE: gl.constexpr,
