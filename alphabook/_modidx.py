@@ -1489,6 +1489,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                       'alphabook.gpu_rounds.State.add_streams': ( 'gpu_rounds.html#state.add_streams',
                                                                                   'alphabook/gpu_rounds.py'),
                                       'alphabook.gpu_rounds.State.clear': ('gpu_rounds.html#state.clear', 'alphabook/gpu_rounds.py'),
+                                      'alphabook.gpu_rounds.State.forget': ('gpu_rounds.html#state.forget', 'alphabook/gpu_rounds.py'),
                                       'alphabook.gpu_rounds.State.play': ('gpu_rounds.html#state.play', 'alphabook/gpu_rounds.py'),
                                       'alphabook.gpu_rounds.State.round': ('gpu_rounds.html#state.round', 'alphabook/gpu_rounds.py'),
                                       'alphabook.gpu_rounds.accept': ('gpu_rounds.html#accept', 'alphabook/gpu_rounds.py'),

@@ -28,7 +28,7 @@ from .gpu_layers import GpuModel, Together, dense, flat, load_layer, normed_head
 from .gpu_matrices import embed, load_matrix, matmul
 from .gpu_mtp import k_next, leading
 from .gpu_norms import fold
-from .gpu_rounds import PROMPT, GpuCache, State, to_host
+from .gpu_rounds import GpuCache, State, to_host
 from .gpu_tokens import LOWEST, key_value, rank_keys, top_k
 from .gpu_verdicts import desk_of, judged
 from .kv import EXACT_KV
@@ -284,7 +284,7 @@ class GpuBlockDrafter:
         if not 1 <= self.depth <= most: raise ValueError(f"this drafter's blocks have 1 to {most} guesses, not {depth}")
         if getattr(s, "blocks", None) is None or s.blocks.own is not own:
             s.blocks = Blocks(own, s)
-            s.recordings.clear()                             # of another drafter
+            s.forget()                                       # recordings of another drafter
         s.keeps, self.hopes = absorb, own.draft.hopes[:self.depth]
         self.n = self.known = 0                # positions that were absorbed; that the trunk has read
         self.ready = None                      # (position, token): the next round's buffers hold drafts behind it
@@ -292,7 +292,7 @@ class GpuBlockDrafter:
     def committed(self, ids, hidden = None, prompt: bool = False, read: bool = True): # ids: the text so far
         "Note what a round left."
         new, self.ready = len(ids) - self.known, None
-        if self.n == self.known and new <= PROMPT: self.n += new         # no round has more rows: it was loaded
+        if self.n == self.known and new <= 64: self.n += new             # no round has more rows: it was loaded
         self.known = len(ids)
 
     def rollback(self, n: int): # positions of the text that stay

@@ -166,7 +166,7 @@ class GpuMtpDrafter:
         self.own, self.state, self.depth, self.min_p, self.n_ctx = own, cache.state, depth, min_p, cache.n_ctx
         if getattr(cache.state, "drafts", None) is None or cache.state.drafts.own is not own:
             cache.state.drafts = Drafts(own, cache.state)
-            cache.state.recordings.clear()                   # of another block
+            cache.state.forget()                             # recordings of another block
         cache.state.keeps = keep_hidden
         self.ids = np.zeros(cache.n_ctx, np.int32)
         self.n = self.known = 0                # pairs that the block has read; positions that the trunk has

@@ -86,8 +86,8 @@ class State:
         self.parameters, self.rule = sampling_buffers(device=d), None
         self.add_streams(cfg, n_ctx, zeros)
         self.said, self.sane = zeros(n_ctx + 1, dtype=torch.int64), zeros(1, dtype=torch.int32)
-        self.pool = torch.cuda.graph_pool_handle() if d.type == "cuda" else None
-        self.rounds, self.recordings, self.host = {}, {}, {}
+        self.rounds, self.host = {}, {}
+        self.forget()
         self.hidden = None                                   # what a drafting block reads, if there is one
         self.keeps = None                                    # function (state, rows, positions, taps) that keeps it
 
@@ -109,6 +109,11 @@ class State:
         self.index, self.block_keys = zeros(attends, n_ctx, cfg.index_dim), zeros(attends, blocks, cfg.index_dim)
         self.phrases = zeros(max(0, cfg.ple_conv - 1)*cfg.ple_ngram, cfg.streams*cfg.n_embd)
         self.block_angles = block_angles(self.model, n_ctx) if blocks else None
+
+    def forget(self):
+        "Drop what was recorded, for another drafter; a pool whose last recording goes can't be used again."
+        self.recordings = {}
+        self.pool = torch.cuda.graph_pool_handle() if self.model.device.type == "cuda" else None
 
     def clear(self):
         "As before any text."
@@ -372,9 +377,10 @@ def run_round(self: GpuModel, cache: GpuCache, ids, # int [1 … 256]
     cache.residual = x[:W]
     return to_host(s, logits) if want == 1 < W else to_host(s, logits)[W - (want or W):W]
 
-def chunk_of(self: GpuModel, left: int) -> int: # tokens that are left of a prompt → rows of its next round
-    "Many, where `tall_kernel` (chapter 10ea) runs and all experts are on the device; else 64."
-    return PROMPT if has_tall() and not self.store and left > PROMPT//2 else WIDTHS[-1]
+def chunk_of(self: GpuModel, cache: GpuCache, left: int) -> int: # tokens left of a prompt → rows of its next round
+    "Many, where `tall_kernel` (chapter 10ea) runs and all experts are on the device; 64 for a block drafter, too."
+    many = has_tall() and not self.store and cache.state.keeps in (None, keep_hidden)
+    return PROMPT if many and left > PROMPT//2 else WIDTHS[-1]
 
 # %% ../nbs/11f_gpu_rounds.ipynb #c86f9fc3
 def can_continue(self: GpuModel, sampling: dict # of `sample`: temp, top_k, top_p, min_p, seed

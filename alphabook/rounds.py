@@ -245,10 +245,10 @@ def prefill(model: Model, cache: Cache, ids, # int [n ≥ 1]: the prompt, or wha
             ): # float32 [n_vocab]: logits after the last token
     "Read a prompt in rounds of `chunk` rows and commit it; leaves checkpoints near its end and at its end."
     many, done = getattr(model, "rows_at_once", lambda cache, n: 0), 0
-    likes = getattr(model, "chunk_of", lambda left: 64)      # a GPU may like more (chapter 11f)
+    likes = getattr(model, "chunk_of", lambda cache, left: 64)         # a GPU may like more (chapter 11f)
     while done < len(ids):
         n = many(cache, len(ids) - done)                     # 0, or what a card reads a layer at a time (chapter 20d)
-        size = n or chunk or likes(len(ids) - done)
+        size = n or chunk or likes(cache, len(ids) - done)
         rows = ids[done:done + size]
         done += len(rows)
         if done == len(ids): cache.checkpoint()

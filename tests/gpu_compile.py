@@ -242,7 +242,9 @@ def stream_calls(rand, ints):
     streams.enter_phrases(x, rand(2, S*n), rand(2, n), (rand(S*n),)*3, rand(S*n, 4), rand(9, S*n), rand(2, S*n), 1e-6, 3)
 
 
-def meant_for(kernel, arch) -> bool: return not kernel.is_gluon() or arch == 90       # `wgmma` is Hopper's alone
+def meant_for(kernel, arch) -> bool:
+    "Gluon's kernels use `wgmma`, which is Hopper's alone."
+    return arch == 90 or not getattr(kernel, 'is_gluon', bool)()
 
 
 def defined(arch) -> set:

@@ -163,11 +163,11 @@ def rates(model, row, plain, mtp, mtp_drafter, block, drafter, at, passes, wait,
     for mean in sorted({3, 5, min(8, B)} if B > 3 else {2}): arms[f"block of {B}, mean {mean}"] = turns(block, drafter, [mean])
     found = {a: [] for a in arms}
     for name, f in [*arms.items()]*2:                        # recorded anew: `impose` has a buffer of its own for each plan
-        for cache in (mtp, block): cache.state.recordings.clear()
+        for cache in (mtp, block): cache.state.forget()
         f()
     for _ in range(passes):
         for name, f in arms.items():
-            for cache in (mtp, block): cache.state.recordings.clear()
+            for cache in (mtp, block): cache.state.forget()
             f(); f()
             wait(); t = time.perf_counter(); said = f(); wait()
             found[name].append(said/(time.perf_counter() - t))
