@@ -59,8 +59,7 @@ def load_model(mf: ModelFile, cfg: ModelConfig, device: str, progress = None, # 
             raise ValueError(f"--ram {ram:,}: each token reads {least:,} bytes here; only mixtures can do with less")
     if device in BACKENDS: return Model(mf, cfg, BACKENDS[device], progress, store, kv)
     from alphabook.residency import model_under
-    from alphabook.streaming import StreamingStore
-    tiers = dict(kind=StreamingStore)
+    tiers = {}
     if ram and cfg.n_expert:
         from alphabook.gpu_tiers import TieredStore
         tiers = dict(kind=TieredStore, ram=ram)

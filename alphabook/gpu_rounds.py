@@ -378,9 +378,11 @@ def run_round(self: GpuModel, cache: GpuCache, ids, # int [1 … 256]
     return to_host(s, logits) if want == 1 < W else to_host(s, logits)[W - (want or W):W]
 
 def chunk_of(self: GpuModel, cache: GpuCache, left: int) -> int: # tokens left of a prompt → rows of its next round
-    "Many, where `tall_kernel` (chapter 10ea) runs and all experts are on the device; 64 for a block drafter, too."
-    many = has_tall() and not self.store and cache.state.keeps in (None, keep_hidden)
-    return PROMPT if many and left > PROMPT//2 else WIDTHS[-1]
+    """Many, where `tall_kernel` (chapter 10ea) runs, nothing is capped, all experts are on the device and there is room
+    for what the rows leave behind; 64 for a block drafter, too."""
+    s, many = cache.state, has_tall() and not self.store and left > PROMPT//2 and getattr(self, "cap", None) is None
+    if not many or s.keeps not in (None, keep_hidden): return WIDTHS[-1]
+    return PROMPT if PROMPT in s.rounds or torch.cuda.mem_get_info()[0] > 4 << 30 else WIDTHS[-1]
 
 # %% ../nbs/11f_gpu_rounds.ipynb #c86f9fc3
 def can_continue(self: GpuModel, sampling: dict # of `sample`: temp, top_k, top_p, min_p, seed

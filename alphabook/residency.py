@@ -50,7 +50,7 @@ def model_under(mf, cfg: ModelConfig, vram: int = None, # cap in bytes; None: wh
         if say: say(f"{slots:,} of {cfg.n_expert*len(store.tensors):,} experts have slots on the card, the others are "
                     f"computed by {len(store.workers.cores)} cores")
     model = GpuModel(mf, cfg, progress, kv=kv, store=store)
-    model.most_rows = WIDTHS[-1]
+    model.most_rows, model.cap = WIDTHS[-1], vram
     return model
 
 # %% ../nbs/20c_residency.ipynb #292d62ba

@@ -126,7 +126,7 @@ def test_an_expert_on_no_shelf_is_not_fetched(mixture, store):
     assert not Plan(store).fits
 
 
-def test_the_engines_models_stream(mixture):
+def test_models_under_a_cap_can_stream(mixture):
     mf, cfg = mixture
     lines = []
     model = model_under(mf, cfg, needed_bytes(mf, cfg, 256) - 2*10**5, 256, say=lines.append, kind=StreamingStore)
