@@ -6,8 +6,8 @@
 __all__ = ['WIDTHS', 'PROMPT', 'SPARE', 'Recorded', 'launched', 'width_for', 'State', 'norm_row', 'k_keep', 'keep_hidden',
            'trunk_rows', 'all_logits', 'last_logits', 'accept_part', 'accept', 'k_advance', 'choose_rows', 'step',
            'GpuSnapshot', 'GpuCache', 'copied', 'memory_of', 'tables_of', 'put_back', 'checkpoint', 'rollback',
-           'snapshot', 'restore', 'new_cache', 'new_state', 'take_back', 'to_host', 'run_round', 'chunk_of',
-           'can_continue', 'sampling_of', 'continue_text']
+           'snapshot', 'restore', 'saved', 'load', 'new_cache', 'new_state', 'take_back', 'to_host', 'run_round',
+           'chunk_of', 'can_continue', 'sampling_of', 'continue_text']
 
 # %% ../nbs/11f_gpu_rounds.ipynb #d6703bb9
 import weakref
@@ -322,7 +322,21 @@ def restore(self: GpuCache, snap: GpuSnapshot): # of this cache, or of another o
     put_back(self, snap)
     self.n, self.ids[:snap.n], self.checkpoints = snap.n, snap.ids, []
 
-GpuCache.snapshot, GpuCache.restore = snapshot, restore
+def saved(self: GpuCache) -> dict: # of arrays, for a file
+    "What is committed, and what a drafting block reads of it."
+    snap, s = self.snapshot(), self.state
+    found = {f"{kind}{i}": t.cpu().numpy() for kind in ("memory", "tables") for i, t in enumerate(getattr(snap, kind))}
+    if s.hidden is not None: found["hidden"] = s.hidden[:snap.n].cpu().numpy()
+    return found | dict(ids=snap.ids)
+
+def load(self: GpuCache, arrays: dict): # of `saved`
+    "Make that the cache's text; ValueError or KeyError if it does not fit."
+    n, s = len(arrays["ids"]), self.state
+    def those(kind, like): return tuple(torch.from_numpy(arrays[f"{kind}{i}"]) for i in range(len(like)))
+    self.restore(GpuSnapshot(n, arrays["ids"], those("memory", memory_of(self)), those("tables", tables_of(s, n))))
+    if s.hidden is not None and "hidden" in arrays: s.hidden[:n].copy_(torch.from_numpy(arrays["hidden"]))
+
+for f in (snapshot, restore, saved, load): setattr(GpuCache, f.__name__, f)
 
 # %% ../nbs/11f_gpu_rounds.ipynb #edfb2a8c
 SPARE = 2                                      # states without a cache that are kept for the next

@@ -6,6 +6,7 @@ pytest.importorskip("triton", reason="Triton is not installed (there is none for
 torch = pytest.importorskip("torch")
 
 import alphabook.engine
+import alphabook.sessions
 from alphabook import gpu_block
 from alphabook.blockdraft import synth_draft
 from alphabook.config import load_config
@@ -78,3 +79,17 @@ def test_rounds_of_the_host(engines, monkeypatch):
     assert drafter.draft([0]*201) == ([], [])
     drafter.rollback(3)
     assert drafter.n == drafter.known == 3
+
+
+def test_a_session_on_a_disk(engines, tmp_path):
+    "What was saved goes on as if nothing had happened; not on another kind of device, where tables lie differently."
+    cpu, gpu = engines
+    mine, path = gpu.session(64), tmp_path/"a.session"
+    gpu.generate(PROMPT, n=3, session=mine)
+    gpu.save_session(mine, path)
+    there = gpu.load_session(path, 64)
+    assert there.ids == mine.ids and there.cache is not mine.cache
+    text = [*there.ids, 5]
+    want, got = (e.generate(text, n=2, session=s, hash_logits=True) for e, s in ((cpu, None), (gpu, there)))
+    assert got.logits_sha256 == want.logits_sha256
+    with pytest.raises(ValueError, match="of an engine on a GPU; this one is on a CPU"): cpu.load_session(path)
