@@ -216,7 +216,7 @@ def measured_rows(card: Card, cfg: ModelConfig, token: int) -> dict: # bytes of 
     return {}
 
 # %% ../nbs/25ga_gpu_plan.ipynb #90e9f77e
-CARD_GAINS = dict(A=1.16, V=1.33, R=2.02)       # by a block that drafts
+CARD_GAINS = dict(A=1.18, V=1.37, R=2.02)       # by a block that drafts
 
 # %% ../nbs/25ga_gpu_plan.ipynb #8ccaf5ee
 ENOUGH, LEAST = 8192, 2048                      # positions
