@@ -144,7 +144,7 @@ class StreamingStore(ExpertStore):
     def __init__(self, mf, cfg, *args, stream: bool = True, # whether prompts may stream experts
                  **how): # as of `ExpertStore`
         super().__init__(mf, cfg, *args, **how)
-        self.shelves, self.prices, self.granted, self.busy = {}, Prices(), 0, False
+        self.shelves, self.prices, self.granted = {}, Prices(), 0
         self.passing = torch.full_like(self.table, -1)       # where experts are during a pass
         if stream: self.make_shelves()
 
